@@ -1,4 +1,4 @@
-"""The atlas and predictions on screen: roles, clusters, effects and probabilities are those of the model and the lens."""
+"""The atlas and predictions on screen: roles, clusters and effects of the lens, probabilities of the model."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_roles_are_marks_filters_and_groups(chromium, planted):
 
 
 def test_clusters_on_screen_are_those_of_the_lens(chromium, planted):
-    tape, roles = planted
+    tape, _ = planted
     found = head_clusters(tape)
     clusters = {}
     for head, cluster in zip(found["head"], found["cluster"], strict=True):
@@ -105,7 +105,8 @@ def check_predictions(watched, ids, p, tolerance):
     watched.until("document.querySelectorAll('[data-side=predictions] li').length > 0")
     own = float(p[6, ids[7]].exp())
     assert f"probability {own:.3g}" in watched.text(".links header .hint")
-    values = watched.page.locator('[data-side="predictions"] .number').evaluate_all("all => all.map(one => +one.dataset.p)")
+    numbers = watched.page.locator('[data-side="predictions"] .number')
+    values = numbers.evaluate_all("all => all.map(one => +one.dataset.p)")
     names = watched.page.locator('[data-side="predictions"] .token').all_inner_texts()
     here = p[6].exp().topk(5)
     expected = list(zip([VOCABULARY[n] for n in here.indices], here.values.tolist(), strict=True))

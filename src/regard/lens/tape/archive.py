@@ -132,7 +132,7 @@ def save(
             "effects": {
                 name: {layer: x.tolist() for layer, x in scores.items()} for name, scores in (effects or {}).items()
             },
-            "predictions": [[layers, _predictions_json(x, box)] for layers, x in predictions],
+            "predictions": [[layers, _predictions_json(x, box, strings)] for layers, x in predictions],
         },
         ensure_ascii=False,
     )
@@ -204,7 +204,7 @@ def load_unchecked(path: Path) -> TapeContents:
         unseen = [Unseen(str(layer), str(kind), str(reason)) for layer, kind, reason in described["unseen"]]
         guessed = {str(layer): str(reason) for layer, reason in described["guessed"].items()}
         effects = from_lists(described["effects"])
-        predictions = [(str(layers), _read_predictions(x, tensors)) for layers, x in described["predictions"]]
+        predictions = [(str(layers), _read_predictions(x, tensors, read)) for layers, x in described["predictions"]]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"cannot read {path} as a tape: {error}") from None
     return TapeContents(
@@ -415,15 +415,17 @@ def _read_image(source: Any, tensors: Mapping[str, Tensor]) -> PatchedImage:
     return PatchedImage(**{**source, "pixels": tensor_named(source["pixels"], tensors)})
 
 
-def _predictions_json(predictions: Predictions, box: TensorBox) -> dict[str, Any]:
+def _predictions_json(predictions: Predictions, box: TensorBox, strings: StringBox) -> dict[str, Any]:
     tensors = {name: box.add(getattr(predictions, name)) for name in PREDICTION_TENSORS}
-    return {**tensors, "names": list(predictions.names)}
+    return {**tensors, "names": strings.add([predictions.names])}
 
 
-def _read_predictions(source: Any, tensors: Mapping[str, Tensor]) -> Predictions:
+def _read_predictions(
+    source: Any, tensors: Mapping[str, Tensor], read: Callable[[Any], list[list[str]]]
+) -> Predictions:
     check_fields("predictions", source, *PREDICTION_TENSORS, "names")
     own, top, values = (tensor_named(source[name], tensors) for name in PREDICTION_TENSORS)
-    names = tuple(str(name) for name in source["names"])
+    (names,) = read(source["names"])
     if own.ndim != 2 or top.ndim != 3 or top.shape != values.shape or top.shape[:2] != own.shape or not own.shape[1]:
         shapes = [tuple(x.shape) for x in (own, top, values)]
         raise ValueError(f"predictions must have shapes b n, b n k and b n k, got {shapes}")
@@ -431,7 +433,7 @@ def _read_predictions(source: Any, tensors: Mapping[str, Tensor]) -> Predictions
         raise ValueError(f"the tokens of predictions must be int32 from -1 to {len(names) - 1}")
     if not (own.is_floating_point() and values.is_floating_point()):
         raise ValueError(f"log-probabilities must be floats, got {own.dtype} and {values.dtype}")
-    return Predictions(own, top, values, names)
+    return Predictions(own, top, values, tuple(names))
 
 
 def _unsupported_format(number: Any) -> str:

@@ -14,7 +14,7 @@ from ...checks import check_int, check_integer_tensor, check_tensor
 from ..layer_names import shown_name
 
 CHUNK_ENTRIES = 2**24  # logits whose softmax is taken at a time
-TokenNames = Callable[[list[int]], Sequence[str]] | Sequence[str] | Any  # or a tokenizer of transformers
+TokenNames = Callable[[list[int]], Sequence[str]] | Sequence[str] | Any  # a tokenizer is Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +25,8 @@ class Predictions:
     token, which is not known.
     """
 
-    log_probability: Float[Tensor, "b n+1"]  # of the token that stands there
-    top: Int[Tensor, "b n+1 k"]  # the tokens with the highest probability, as numbers in `names`
+    log_probability: Float[Tensor, "b n+1"]  # NaN if no token stands there
+    top: Int[Tensor, "b n+1 k"]  # most probable tokens, as numbers in `names`
     top_log_probability: Float[Tensor, "b n+1 k"]
     names: tuple[str, ...]
 
