@@ -192,7 +192,7 @@ class ViewerApi:
         return self._now_or_later(("roles", capture, layer), work, lambda: roles_of_layer(self.library, capture, layer))
 
     def clusters(self, capture: int) -> bytes:
-        """Return the heads of a capture in clusters of those that attend alike."""
+        """Return clusters of a capture's heads that attend alike."""
         work = clusters_work(self.library, capture)
         return self._now_or_later(("clusters", capture), work, lambda: clusters_of_capture(self.library, capture))
 
