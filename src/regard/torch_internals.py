@@ -7,13 +7,15 @@ says what it gives us, and so what is lost without it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn, overrides
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 from torch.nn.modules import module as torch_module
@@ -57,6 +59,36 @@ def hook_tables(module: nn.Module) -> list[Any]:
 
 
 # --- Tracing and transforms -------------------------------------------------------------------------------------------
+
+
+is_jit_tracing = torch._C._is_tracing  # not wrapped, for every attention asks; without it: `torch.jit.is_tracing`
+
+
+def in_tracing_mode() -> bool:
+    """True under `torch.jit.trace`, and within `FakeTensorMode` or `make_fx`. Without it: traces fail in PyTorch."""
+    if is_jit_tracing():
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE))
+
+
+def holds_no_numbers(x: Tensor) -> bool:
+    """True for tensors on the device meta, and for fake ones, outside of their mode too. Without it: as above."""
+    return x.is_meta or isinstance(x, FakeTensor)
+
+
+@contextmanager
+def untraced_sizes() -> Iterator[None]:
+    """Within the block `torch.jit.trace` records nothing, and sizes are ints. Without it: warnings for each size."""
+    state = torch._C._get_tracing_state()
+    set_state = torch._C._set_tracing_state  # type: ignore[attr-defined]
+    set_state(None)
+    try:
+        yield
+    finally:
+        set_state(state)
 
 
 # The innermost transform of torch.func (vmap, grad, jvp, ...) that runs, or None. PyTorch's own function, not wrapped:
@@ -116,6 +148,11 @@ def compiles() -> bool:
     """Whether torch.compile'd functions run compiled. Without it: functions that run as written are reported too."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     return eval_frame is not None and eval_frame._stance.stance != "force_eager"
+
+
+def is_always_true(condition: bool | torch.SymBool) -> bool:
+    """False if a condition on open lengths may be false; no guard. Without it: such lengths are fixed by an export."""
+    return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
 def break_graph(reason: str) -> None:

@@ -174,7 +174,7 @@ OURS = [
     pytest.param(lambda: Attention(D, H), {}, id="plain"),
     pytest.param(lambda: Attention(D, H, kv_heads=2, mask=Causal() & Window(3)), {}, id="grouped window"),
     pytest.param(lambda: Attention(D, H, bias=Alibi(H), mask=Causal()), {}, id="alibi"),
-    pytest.param(lambda: Attention(D, H, bias=T5Bias(H), slots=2), {"key_padding": torch.tensor([9, 5])}, id="slots"),
+    pytest.param(lambda: Attention(D, H, bias=T5Bias(H), slots=2), {"keep": torch.tensor([9, 5])}, id="slots"),
     pytest.param(lambda: Attention(D, H), {"mask": Dense(torch.eye(N, dtype=torch.bool))}, id="dense"),
 ]
 

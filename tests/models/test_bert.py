@@ -15,7 +15,7 @@ from tests.models.small_bert import CONFIG, LENGTHS, close, loud, text
 def test_padding_changes_nothing(side, first):
     config = BertConfig(vocabulary=29, length=14, first=first, dim=12, depth=2, heads=3, hidden=20)
     bert, (ids, types, keep) = loud(Bert(config)), text(side)
-    out = bert(ids, types, padding=keep)
+    out = bert(ids, types, keep=keep)
     pooled = bert.pool(out, keep)
     for row in range(3):
         real = keep[row]
@@ -23,7 +23,7 @@ def test_padding_changes_nothing(side, first):
         close(out[row, real], alone[0])
         close(pooled[row], bert.pool(alone)[0])
     if side == "right":
-        assert torch.equal(bert(ids, types, padding=LENGTHS)[keep], out[keep])
+        assert torch.equal(bert(ids, types, keep=LENGTHS)[keep], out[keep])
         assert torch.equal(bert.pool(out, LENGTHS), pooled)
 
 
@@ -52,10 +52,10 @@ def test_words_are_read_where_they_are_asked_for():
     batch = {"ids": ids, "types": types, "ids_lengths": LENGTHS, "targets": targets}
     loss = model.loss(batch)
     assert loss.count == asked.sum()
-    words = F.cross_entropy(model(ids, types, padding=LENGTHS)[asked], targets[asked])
+    words = F.cross_entropy(model(ids, types, keep=LENGTHS)[asked], targets[asked])
     close(loss.mean, words)
     follows = torch.tensor([0, 1, 1])
-    pairs = F.cross_entropy(model.follows(ids, types, padding=LENGTHS), follows)
+    pairs = F.cross_entropy(model.follows(ids, types, keep=LENGTHS), follows)
     close(model.loss(batch | {"next": follows}).mean, words + pairs)
 
 

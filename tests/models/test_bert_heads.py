@@ -21,9 +21,9 @@ def test_padding_changes_no_head(side):
     for row in range(3):
         real = keep[row]
         one, kinds = ids[row, real][None], types[row, real][None]
-        close(classifier(ids, types, padding=keep)[row], classifier(one, kinds)[0])
-        close(tagger(ids, types, padding=keep)[row, real], tagger(one, kinds)[0])
-        for whole, alone in zip(reader(ids, types, padding=keep), reader(one, kinds), strict=True):
+        close(classifier(ids, types, keep=keep)[row], classifier(one, kinds)[0])
+        close(tagger(ids, types, keep=keep)[row, real], tagger(one, kinds)[0])
+        for whole, alone in zip(reader(ids, types, keep=keep), reader(one, kinds), strict=True):
             close(whole[row, real], alone[0])
             assert (whole[row, ~real] == -torch.inf).all()
 
@@ -38,14 +38,14 @@ def test_losses_count_what_they_say_and_no_padding():
     tagger = loud(BertTagger(Bert(CONFIG), tags=5))
     loss, asked = tagger.loss(batch), keep & (tags >= 0)
     assert loss.count == 11 + 3 + 7 - 1
-    close(loss.sum, F.cross_entropy(tagger(ids, padding=LENGTHS)[asked], tags[asked], reduction="sum"))
+    close(loss.sum, F.cross_entropy(tagger(ids, keep=LENGTHS)[asked], tags[asked], reduction="sum"))
 
     classifier = loud(BertClassifier(Bert(CONFIG), classes=4))
-    expected = F.cross_entropy(classifier(ids, padding=LENGTHS), batch["label"])
+    expected = F.cross_entropy(classifier(ids, keep=LENGTHS), batch["label"])
     close(classifier.loss(batch).mean, expected)
 
     reader = loud(BertReader(Bert(CONFIG)))
-    start, end = reader(ids, padding=LENGTHS)
+    start, end = reader(ids, keep=LENGTHS)
     loss = reader.loss(batch)
     assert loss.count == 2
     expected = sum(

@@ -112,7 +112,7 @@ def test_a_padded_prompt_goes_on_a_token_at_a_time_as_in_one_pass(kind):
     torch.manual_seed(0)
     model, ids = MODELS[kind]().double().eval(), torch.randint(2, VOCABULARY, (2, 11))
     keep = torch.arange(11) >= torch.tensor([[0], [3]])
-    whole, state = model(ids, padding=keep), model.start((ids[:, :5], keep[:, :5]))
+    whole, state = model(ids, keep=keep), model.start((ids[:, :5], keep[:, :5]))
     for n in range(5, 11):
         logits, state = model.step(ids[:, n], state)
         torch.testing.assert_close(logits, whole[:, n], rtol=0, atol=1e-10)

@@ -63,11 +63,11 @@ def test_padding_changes_nothing(kind, side):
     lengths = torch.tensor([13, 1, 8])
     keep = torch.arange(13) < lengths[:, None]
     keep = keep.flip(1) if side == "left" else keep
-    out = model(ids, padding=keep)
+    out = model(ids, keep=keep)
     for row in range(3):
         close(out[row, keep[row]], model(ids[row, keep[row]][None])[0])
     if side == "right":
-        assert torch.equal(model(ids, padding=lengths)[keep], out[keep])
+        assert torch.equal(model(ids, keep=lengths)[keep], out[keep])
 
 
 @torch.no_grad()
@@ -244,8 +244,8 @@ def test_configs_that_cannot_be_are_refused(values, message):
 
 
 def test_padding_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"padding must be lengths \(b,\) or keep \(b, n\).* for ids \(2, 5\), got"):
-        model_of("rotary")(torch.zeros(2, 5, dtype=torch.long), padding=torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"keep must be lengths \(b,\) or keep \(b, n\).* for ids \(2, 5\), got"):
+        model_of("rotary")(torch.zeros(2, 5, dtype=torch.long), keep=torch.ones(2, 4, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("size", ["hidden", "kv_heads", "head_dim", "window"])
@@ -267,8 +267,8 @@ def test_sizes_that_cannot_be_are_refused_before_a_model_is_built(size, value):
 )
 def test_lengths_are_of_the_rows(padding, error, message):
     model, ids = model_of("rotary"), torch.zeros(2, 4, dtype=torch.long)
-    with pytest.raises(error, match=f"padding {message}"):
-        model(ids, padding=torch.tensor(padding))
+    with pytest.raises(error, match=f"keep {message}"):
+        model(ids, keep=torch.tensor(padding))
     with pytest.raises(error, match=f"ids_lengths {message}"):
         model.loss({"ids": ids, "ids_lengths": torch.tensor(padding)})
 

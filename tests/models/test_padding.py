@@ -24,12 +24,12 @@ def test_a_keep_may_pad_on_the_left():
 @pytest.mark.parametrize(
     ("padding", "error", "message"),
     [
-        (KEEP[:2], ValueError, r"padding must be lengths \(b,\) or keep .* for ids \(3, 5\), got torch.bool \(2, 5\)"),
+        (KEEP[:2], ValueError, r"keep must be lengths \(b,\) or keep .* for ids \(3, 5\), got torch.bool \(2, 5\)"),
         (KEEP[0], ValueError, r"got torch.bool \(5,\)"),
         (LENGTHS[None], ValueError, r"got torch.int64 \(1, 3\)"),
-        ([5, 0, 2], TypeError, r"padding must be a tensor, got .*torch.tensor\(\[3, 5\]\)"),
-        (LENGTHS.float(), TypeError, "padding must"),
-        (LENGTHS[:2], ValueError, "padding must be one number per row, from 0 to 5, for 3 rows, got 2 numbers"),
+        ([5, 0, 2], TypeError, r"keep must be a tensor, got .*torch.tensor\(\[3, 5\]\)"),
+        (LENGTHS.float(), TypeError, "keep must"),
+        (LENGTHS[:2], ValueError, "keep must be one number per row, from 0 to 5, for 3 rows, got 2 numbers"),
         (torch.tensor([5, 0, 6]), ValueError, "from 0 to 5, for 3 rows, got 6$"),
         (torch.tensor([5, -1, 2]), ValueError, "from 0 to 5, for 3 rows, got -1$"),
     ],

@@ -160,7 +160,7 @@ def test_segments_see_themselves_and_their_memory(positions, memory):
     keep = (torch.arange(N) >= first - memory) & (torch.arange(N) < first + 4)
     x = plain.encoder.input(batch["source"])
     for block in plain.encoder.blocks:
-        x = block(x, mask=Dense(keep), key_padding=batch["source_lengths"])
+        x = block(x, mask=Dense(keep), keep=batch["source_lengths"])
     expected, actual = plain.encoder.norm(x), model.encoder(batch["source"], batch["source_lengths"])
     real = torch.arange(N) < batch["source_lengths"][:, None]
     torch.testing.assert_close(actual[real], expected[real])

@@ -15,8 +15,8 @@ class Encoder(nn.Module):
         self.table = nn.Embedding(20, 3)
         self.dropout = nn.Dropout(0.5)
 
-    def forward(self, ids, *, padding=None):
-        self.told = padding
+    def forward(self, ids, *, keep=None):
+        self.told = keep
         return self.dropout(self.table(ids))
 
 

@@ -25,7 +25,7 @@ CALL = [
     Mutant(
         "causal aligned top left",
         "ops/call.py",
-        "offset=k.shape[2] - q.shape[2] if offset is None",
+        "offset=untraced_shape(k)[2] - untraced_shape(q)[2] if offset is None",
         "offset=0 if offset is None",
         "test_conventions.py::test_causal_is_aligned_bottom_right_for_unequal_lengths",
     ),
@@ -39,15 +39,15 @@ CALL = [
     Mutant(
         "autocast not honoured",
         "ops/call.py",
-        "if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:",
+        "if not _has_autocast(device) or q.dtype == torch.float64:",
         "if True:",
         "test_conventions.py::test_autocast_lowers_the_precision_of_the_call_and_no_more",
     ),
     Mutant(
         "autocast lowers float64",
         "ops/call.py",
-        "if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:",
-        "if not torch.is_autocast_enabled(device):",
+        "if not _has_autocast(device) or q.dtype == torch.float64:",
+        "if not _has_autocast(device):",
         "test_conventions.py::test_float64_stays_float64_under_autocast",
     ),
     Mutant(
@@ -946,7 +946,7 @@ BACKENDS = [
     Mutant(
         "the kernel's top left taken for our bottom right",
         "ops/backends/sdpa.py",
-        "if i == j and offset == 0:",
+        "if is_square and offset == 0:",
         "if True:",
         "test_conventions.py::test_causal_is_aligned_bottom_right_for_unequal_lengths",
     ),
@@ -1058,8 +1058,8 @@ BACKENDS = [
     Mutant(
         "a query of NaN that sees nothing handed to the kernel",
         "ops/backends/sdpa.py",
-        "torch.where(empty, 0.0, q)",
-        "q",
+        "q = q if empty is None else torch.where(empty, 0.0, q)",
+        "q = q",
         "ops/backends/test_sdpa.py::test_queries_of_nan_beside_nothing_but_padding_give_zeros",
     ),
     Mutant(
@@ -1079,8 +1079,8 @@ BACKENDS = [
     Mutant(
         "masks of one kind taken for one another",
         "ops/term_cache.py",
-        "key = (without_tensors(term), key)",
-        "key = (type(term), key)",
+        "call, key = (id(term), key), (without_tensors(term), key)",
+        "call, key = (id(term), key), (type(term), key)",
         "ops/test_term_cache.py::test_terms_without_tensors_are_known_by_value",
     ),
     Mutant(
@@ -1190,6 +1190,58 @@ BACKENDS = [
     ),
 ]
 
+STATE = [
+    Mutant(
+        "threads change the cache of terms at once",
+        "ops/term_cache.py",
+        "_LOCK = threading.Lock()",
+        "_LOCK = threading.Semaphore(2**20)",
+        "ops/test_term_cache.py::test_no_thread_evicts_what_another_has_just_found",
+    ),
+    Mutant(
+        "a dropped mask leaves its id to the next",
+        "ops/term_cache.py",
+        "_recent[call] = term, known[1]",
+        "_recent[call] = None, known[1]",
+        "ops/test_term_cache.py::test_a_term_used_again_is_known_by_its_identity_and_kept_so_that_no_other_gets_its_id",
+    ),
+    Mutant(
+        "a subclass of a term is run as its parent",
+        "ops/terms/term.py",
+        "if base is not Term and base.__module__",
+        "if False and base.__module__",
+        "ops/terms/test_term.py::test_the_terms_of_the_library_are_final",
+    ),
+    Mutant(
+        "a former name hides what it kept",
+        "argument_hints.py",
+        "renamed[new] = renamed.pop(old)",
+        "renamed[new] = ~renamed.pop(old)",
+        "test_argument_hints.py::test_a_former_name_works_and_its_warning_says_what_true_means",
+    ),
+    Mutant(
+        "numbers of a graph that is recorded are read",
+        "ops/torch_state.py",
+        "        or torch_internals.in_tracing_mode()\n",
+        "",
+        "ops/test_torch_state.py::test_make_fx_records_a_graph_that_holds_for_other_numbers",
+    ),
+    Mutant(
+        "a second derivative is PyTorch's error",
+        "ops/backends/torch_kernels.py",
+        "    if not torch.is_grad_enabled():\n        return None\n",
+        "    return None\n",
+        "ops/test_torch_state.py::test_a_second_derivative_is_refused_in_our_words",
+    ),
+    Mutant(
+        "sdpa_kernel is not obeyed",
+        "ops/backends/torch_kernels.py",
+        "if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # by `sdpa_kernel`",
+        "if False:",
+        "ops/test_torch_state.py::test_sdpa_kernel_forbids_pytorchs_fused_kernel",
+    ),
+]
+
 LENS = [
     Mutant(
         "padding of the first layer alone in a stack",
@@ -1245,4 +1297,4 @@ DIVERGENCES = [
     ),
 ]
 
-MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *LENS, *DIVERGENCES]
+MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *STATE, *LENS, *DIVERGENCES]

@@ -62,7 +62,7 @@ def oracle(layer, x, context, keep=None):
 def test_grouped_heads_equal_a_loop_over_single_heads(kv_heads, head_dim, value_dim):
     layer = Attention(12, 6, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim, key_width=5).to(D)
     x, context = torch.randn(2, 3, 12, dtype=D), torch.randn(2, 7, 5, dtype=D)
-    close(layer(x, context, key_padding=LENGTHS), oracle(layer, x, context, KEEP))
+    close(layer(x, context, keep=LENGTHS), oracle(layer, x, context, KEEP))
 
 
 def test_heads_are_split_over_features_not_over_tokens():
@@ -80,7 +80,7 @@ def test_heads_are_split_over_features_not_over_tokens():
 
 def test_the_mask_reaches_every_head():
     layer = Attention(12, 3, mask=Causal()).to(D)
-    A = layer.weights(torch.randn(2, 7, 12, dtype=D), key_padding=LENGTHS).dense()
+    A = layer.weights(torch.randn(2, 7, 12, dtype=D), keep=LENGTHS).dense()
     seen = torch.ones(7, 7, dtype=torch.bool).tril() & KEEP[:, None]
     assert torch.equal(A > 0, seen[:, None].expand(2, 3, 7, 7))
 
@@ -91,16 +91,16 @@ def test_masks_of_layer_call_and_padding_are_all_applied():
     expected = Attention(12, 3).to(D)
     expected.load_state_dict(layer.state_dict())
     close(
-        layer(x, mask=Causal(), key_padding=KEEP),
+        layer(x, mask=Causal(), keep=KEEP),
         expected(x, mask=Window(3) & Causal() & Padding(KEEP)),
     )
-    close(layer(x, key_padding=LENGTHS), layer(x, key_padding=KEEP))
+    close(layer(x, keep=LENGTHS), layer(x, keep=KEEP))
 
 
 def test_a_query_that_sees_nothing_gets_the_bias_of_the_last_projection_only():
     layer = Attention(12, 3).to(D)
     nn.init.normal_(layer.out.bias)
-    out = layer(torch.randn(2, 7, 12, dtype=D, requires_grad=True), key_padding=torch.tensor([7, 0]))
+    out = layer(torch.randn(2, 7, 12, dtype=D, requires_grad=True), keep=torch.tensor([7, 0]))
     close(out[1], layer.out.bias.expand(7, 12))
     out.sum().backward()
     assert not any(p.grad.isnan().any() for p in layer.parameters())
@@ -120,7 +120,7 @@ def test_what_padding_holds_changes_nothing(junk):
     layer = Attention(12, 3, kv_heads=1, rotary=Rotary(4), qk_norm=RMSNorm).to(D)
     x = torch.randn(2, 7, 12, dtype=D)
     spoiled = torch.where(KEEP[..., None], x, junk)
-    close(layer(x, spoiled, key_padding=LENGTHS), layer(x, key_padding=LENGTHS))
+    close(layer(x, spoiled, keep=LENGTHS), layer(x, keep=LENGTHS))
 
 
 def test_padded_on_either_side_equals_unpadded():
@@ -128,10 +128,10 @@ def test_padded_on_either_side_equals_unpadded():
     x = torch.randn(1, 5, 12, dtype=D)
     expected = layer(x)
     junk = torch.randn(1, 2, 12, dtype=D)
-    close(layer(torch.cat((x, junk), 1), key_padding=torch.tensor([5]))[:, :5], expected)
+    close(layer(torch.cat((x, junk), 1), keep=torch.tensor([5]))[:, :5], expected)
     keep = torch.tensor([[False, False, True, True, True, True, True]])
     positions = torch.tensor([[0, 0, 0, 1, 2, 3, 4]])
-    close(layer(torch.cat((junk, x), 1), key_padding=keep, positions=positions)[:, 2:], expected)
+    close(layer(torch.cat((junk, x), 1), keep=keep, positions=positions)[:, 2:], expected)
 
 
 def test_queries_and_keys_are_normalized_head_by_head():
@@ -148,8 +148,8 @@ def test_weights_are_those_of_the_forward_pass():
     layer = Attention(12, 3, kv_heads=1, mask=Causal(), rotary=Rotary(4), bias=Alibi(3)).to(D)
     x = torch.randn(2, 7, 12, dtype=D)
     v = layer.value(x).unflatten(-1, (1, 4)).transpose(1, 2)
-    out = layer.weights(x, key_padding=LENGTHS) @ v
-    close(layer.out(out.transpose(1, 2).flatten(2)), layer(x, key_padding=LENGTHS))
+    out = layer.weights(x, keep=LENGTHS) @ v
+    close(layer.out(out.transpose(1, 2).flatten(2)), layer(x, keep=LENGTHS))
 
 
 def test_rotary_attention_sees_distances_and_no_places():
@@ -228,10 +228,10 @@ def test_exports():
 def test_exports_lengths_of_any_batch():
     layer = Attention(12, 3).eval()
     open_dims = {"x": {0: torch.export.Dim("b", min=2), 1: torch.export.Dim("n", min=2, max=64)}}
-    open_dims["key_padding"] = {0: open_dims["x"][0]}
-    given = {"x": torch.randn(2, 7, 12), "key_padding": torch.tensor([7, 3])}
+    open_dims["keep"] = {0: open_dims["x"][0]}
+    given = {"x": torch.randn(2, 7, 12), "keep": torch.tensor([7, 3])}
     program = torch.export.export(layer, (), given, dynamic_shapes=open_dims).module()
-    given = {"x": torch.randn(5, 9, 12), "key_padding": torch.tensor([9, 3, 0, 1, 4])}
+    given = {"x": torch.randn(5, 9, 12), "keep": torch.tensor([9, 3, 0, 1, 4])}
     close(program(**given), layer(**given), torch.float32)
 
 
@@ -257,11 +257,11 @@ terms = {"mask": Causal() & Window(4), "rotary": Rotary(4), "qk_norm": RMSNorm}
 attention = Attention(12, 3, kv_heads=1, value_dim=5, slots=2, **terms)
 cross = Attention(12, 3, key_width=9, bias=T5Bias(3))
 block = DecoderBlock(attention, cross, GatedFeedForward(12, 20), residual=PostNorm).requires_grad_(False)
-expected = block(x, source, key_padding=keep, context_padding=torch.tensor([5, 2]))
-cache, memory = attention.new_cache(), block.remember(source, context_padding=torch.tensor([5, 2]))
+expected = block(x, source, keep=keep, context_keep=torch.tensor([5, 2]))
+cache, memory = attention.new_cache(), block.remember(source, context_keep=torch.tensor([5, 2]))
 for n in range(7):
     position = positions_of(keep)[:, [n]]
-    out = block(x[:, [n]], memory, key_padding=keep[:, : n + 1], positions=position, cache=cache)
+    out = block(x[:, [n]], memory, keep=keep[:, : n + 1], positions=position, cache=cache)
 rows = torch.tensor([1, 0, 0])
 cache.select(rows), memory.select(rows)
 torch.testing.assert_close(out, expected[:, -1:], rtol=1e-4, atol=1e-4)
@@ -269,7 +269,7 @@ attention.weights(x, cache=cache.select(torch.tensor([0, 1])))
 EncoderBlock(Attention(12, 3), FeedForward(12, 20))(x, memory=SegmentMemory(3))
 Sinusoidal(12)(torch.arange(7)), LearnedPositions(9, 12)(torch.zeros(2, 7, dtype=torch.long))
 try:
-    Attention(12, 3)(x, key_padding=keep[:, None])
+    Attention(12, 3)(x, keep=keep[:, None])
 except Exception as error:
     print(type(error).__name__)
 """
@@ -316,8 +316,8 @@ X = torch.zeros(2, 7, 12)
         ({"context": X[..., :5]}, "context must have dims b n 12"),
         ({"context": X, "values": X[..., :5]}, "values must have dims b n 12"),
         ({"context": X, "cache": KVCache()}, "a cache is for self-attention"),
-        ({"key_padding": KEEP[:, :5]}, "key_padding must be lengths (b,) or keep (b, 7)"),
-        ({"key_padding": torch.tensor([8, 1])}, "Padding lengths must be from 0 to the number of keys j=7, got 8"),
+        ({"keep": KEEP[:, :5]}, "keep must be lengths (b,) or keep (b, 7)"),
+        ({"keep": torch.tensor([8, 1])}, "Padding lengths must be from 0 to the number of keys j=7, got 8"),
         ({"positions": torch.arange(5)}, "positions must hold one position for each of the 7 new keys, got shape (5,)"),
         ({"context": X[:, :3]}, "queries take the last key positions, got 7 queries and 3 keys"),
         (
@@ -335,8 +335,8 @@ def test_bad_calls_are_answered(given, message):
 def test_a_tensor_for_a_mask_is_refused_with_what_to_write():
     with pytest.raises(TypeError, match=r"mask must be a Mask term, got Tensor; write mask=Dense\(x\)"):
         Attention(12, 3)(X, mask=torch.ones(7, 7, dtype=torch.bool))
-    with pytest.raises(TypeError, match="key_padding must be a tensor, got list"):
-        Attention(12, 3)(X, key_padding=[7, 3])
+    with pytest.raises(TypeError, match="keep must be a tensor, got list"):
+        Attention(12, 3)(X, keep=[7, 3])
 
 
 def test_rotary_keys_are_not_remembered():
@@ -347,14 +347,14 @@ def test_rotary_keys_are_not_remembered():
 def test_remembered_context_equals_context():
     layer = Attention(12, 3, kv_heads=1, key_width=5).to(D)
     x, context = torch.randn(2, 3, 12, dtype=D), torch.randn(2, 7, 5, dtype=D)
-    expected = layer(x, context, key_padding=LENGTHS)
-    memory = layer.remember(context, key_padding=LENGTHS)
+    expected = layer(x, context, keep=LENGTHS)
+    memory = layer.remember(context, keep=LENGTHS)
     assert isinstance(memory, KeyValues)
     close(layer(x, memory), expected)
     with pytest.raises(ValueError, match="values come with the remembered context"):
         layer(x, memory, context)
     close(torch.cat([layer(x[:, [n]], memory) for n in range(3)], 1), expected)
-    close(layer.weights(x, memory).dense(), layer.weights(x, context, key_padding=LENGTHS).dense())
+    close(layer.weights(x, memory).dense(), layer.weights(x, context, keep=LENGTHS).dense())
     rows = torch.tensor([1, 1, 0])
     close(layer(x[rows], memory.select(rows)), expected[rows])
 

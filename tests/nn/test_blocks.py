@@ -82,7 +82,7 @@ def test_encoder_block_equals_torch_forward_and_backward(first, activation, bias
     layer, block = encoder_pair(first, activation, bias, dtype)
     x = torch.randn(2, 7, 12, dtype=dtype, requires_grad=True)
     expected = layer(x, src_mask=HIDDEN if causal else None, src_key_padding_mask=~KEEP)
-    out = block(x, mask=Causal() if causal else None, key_padding=LENGTHS)
+    out = block(x, mask=Causal() if causal else None, keep=LENGTHS)
     close(out, expected, dtype)
     direction = torch.randn_like(out) * KEEP[..., None]
     pairs = [
@@ -114,7 +114,7 @@ def test_decoder_block_equals_torch_forward_and_backward(first, activation, bias
         tgt_key_padding_mask=~KEEP,
         memory_key_padding_mask=~SOURCE_KEEP,
     )
-    out = block(x, source, mask=Causal(), key_padding=KEEP, context_mask=Dense(seen), context_padding=SOURCE_LENGTHS)
+    out = block(x, source, mask=Causal(), keep=KEEP, context_mask=Dense(seen), context_keep=SOURCE_LENGTHS)
     close(out, expected, dtype)
     direction = torch.randn_like(out)
     for mine, peer in zip(*(torch.autograd.grad(y, (x, source), direction) for y in (out, expected)), strict=True):
@@ -153,7 +153,7 @@ def test_llama_block_equals_transformers():
     keep = torch.arange(7) >= torch.tensor([[0], [3]])
     positions = (keep.long().cumsum(-1) - 1).clamp(min=0)
     expected = model(ids, attention_mask=keep.long(), position_ids=positions).last_hidden_state
-    out = model.norm(block(model.embed_tokens(ids), key_padding=keep, positions=positions))
+    out = model.norm(block(model.embed_tokens(ids), keep=keep, positions=positions))
     close(out[keep], expected[keep], torch.float32)
 
 
@@ -171,9 +171,9 @@ def test_what_padding_holds_changes_no_real_token():
     decoder = DecoderBlock(Attention(12, 3, mask=Causal()), Attention(12, 3), FeedForward(12, 20)).to(D)
     x, source = torch.randn(2, 7, 12, dtype=D), torch.randn(2, 5, 12, dtype=D)
     spoiled = torch.where(KEEP[..., None], x, 1e6)
-    close(encoder(spoiled, key_padding=KEEP)[KEEP], encoder(x, key_padding=LENGTHS)[KEEP])
+    close(encoder(spoiled, keep=KEEP)[KEEP], encoder(x, keep=LENGTHS)[KEEP])
     spoiled = torch.where(SOURCE_KEEP[..., None], source, torch.nan)
-    close(decoder(x, spoiled, context_padding=SOURCE_KEEP), decoder(x, source, context_padding=SOURCE_LENGTHS))
+    close(decoder(x, spoiled, context_keep=SOURCE_KEEP), decoder(x, source, context_keep=SOURCE_LENGTHS))
 
 
 def test_dropout_acts_on_what_each_sublayer_adds():
@@ -205,7 +205,7 @@ def test_compiled_equals_eager_in_one_graph_where_no_tiles_are_planned(terms, fu
     block = EncoderBlock(Attention(12, 3, **terms), FeedForward(12, 20))
     x = torch.randn(2, 7, 12, requires_grad=True)
     compiled = torch.compile(block, fullgraph=fullgraph, backend="aot_eager")
-    out, expected = compiled(x, key_padding=KEEP), block(x, key_padding=KEEP)
+    out, expected = compiled(x, keep=KEEP), block(x, keep=KEEP)
     close(out, expected, torch.float32)
     ours, theirs = (torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected))
     close(ours, theirs, torch.float32)

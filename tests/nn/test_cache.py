@@ -117,9 +117,7 @@ def test_left_padded_chunks_equal_the_unpadded_full_pass(name, sizes):
     keep = torch.arange(N) >= torch.tensor([[0], [6]])
     positions = positions_of(keep)
     cache = layer.new_cache()
-    parts = [
-        layer(x[:, c], cache=cache, key_padding=keep[:, : c.stop], positions=positions[:, c]) for c in chunks(sizes)
-    ]
+    parts = [layer(x[:, c], cache=cache, keep=keep[:, : c.stop], positions=positions[:, c]) for c in chunks(sizes)]
     out = torch.cat(parts, 1)
     close(out[0], layer(x[:1])[0])
     close(out[1, 6:], layer(x[1:, 6:])[0])
@@ -129,8 +127,8 @@ def test_lengths_hide_the_same_keys_in_a_cache_that_forgets():
     layer = layer_of("window")
     x, lengths = torch.randn(2, N, 16, dtype=D), torch.tensor([N, 12])
     cache = layer.new_cache()
-    parts = [layer(x[:, c], cache=cache, key_padding=lengths.clamp(max=c.stop)) for c in chunks([3] * 8)]
-    close(torch.cat(parts, 1), layer(x, key_padding=lengths))
+    parts = [layer(x[:, c], cache=cache, keep=lengths.clamp(max=c.stop)) for c in chunks([3] * 8)]
+    close(torch.cat(parts, 1), layer(x, keep=lengths))
 
 
 def test_masks_that_hold_tensors_go_through_the_cache_row_by_row():
@@ -291,9 +289,9 @@ def test_bad_padding_is_refused_before_the_cache_changes():
     layer, x = layer_of("window"), torch.zeros(2, 3, 16, dtype=D)
     cache = layer.new_cache()
     layer(x, cache=cache)
-    message = "key_padding must be lengths (b,) or keep (b, 6) over all keys, with those of the cache, got shape (2, 3)"
+    message = "keep must be lengths (b,) or keep (b, 6) over all keys, with those of the cache, got shape (2, 3)"
     with pytest.raises(ValueError, match=re.escape(message)):
-        layer(x, cache=cache, key_padding=torch.ones(2, 3, dtype=torch.bool))
+        layer(x, cache=cache, keep=torch.ones(2, 3, dtype=torch.bool))
     assert (cache.length, cache.kept) == (3, 3)
 
 
@@ -381,8 +379,8 @@ def test_a_decoder_block_steps_as_it_runs_at_once():
     )
     block = block.to(D).requires_grad_(False)
     x, context, lengths = torch.randn(2, 9, 16, dtype=D), torch.randn(2, 7, 10, dtype=D), torch.tensor([7, 3])
-    expected = block(x, context, context_padding=lengths)
-    memory, cache = block.remember(context, context_padding=lengths), block.attention.new_cache()
+    expected = block(x, context, context_keep=lengths)
+    memory, cache = block.remember(context, context_keep=lengths), block.attention.new_cache()
     projected = []
     block.cross.key.register_forward_hook(lambda *_: projected.append(1))
     parts = [block(x[:, [n]], memory, cache=cache) for n in range(5)]
@@ -406,5 +404,5 @@ def test_lengths_of_unsigned_bytes_go_with_a_window():
         cache = layer.new_cache()
         padding = [lengths.clamp(max=n + 1).to(dtype) for n in range(6)]
         with torch.no_grad():
-            found.append([layer(x[:, n : n + 1], cache=cache, key_padding=padding[n]) for n in range(6)])
+            found.append([layer(x[:, n : n + 1], cache=cache, keep=padding[n]) for n in range(6)])
     assert all(map(torch.equal, *found))

@@ -187,17 +187,17 @@ class Padded(nn.Module):
 def test_a_model_that_takes_padding_is_told_of_it():
     ids, keep = torch.tensor([[5, 7]]), torch.tensor([[True, False]])
     for model in (Padded(), Frozen(Padded())):
-        assert ContextualEmbedding(model)(ids, key_padding=keep).tolist() == [[[5.0], [0.0]]]
+        assert ContextualEmbedding(model)(ids, keep=keep).tolist() == [[[5.0], [0.0]]]
 
 
 @pytest.mark.parametrize("wrap", [nn.Identity(), Frozen], ids=["tuned", "frozen"])
 def test_padding_reaches_the_model(wrap):
     class Reading(nn.Module):
-        def forward(self, ids, types, *, key_padding=None):
-            return (ids + types + key_padding[:, None]).float()[..., None]
+        def forward(self, ids, types, *, keep=None):
+            return (ids + types + keep[:, None]).float()[..., None]
 
     layer = ContextualEmbedding(wrap(Reading()))
-    states = layer(torch.tensor([[1, 2]]), torch.tensor([[10, 10]]), key_padding=torch.tensor([100]))
+    states = layer(torch.tensor([[1, 2]]), torch.tensor([[10, 10]]), keep=torch.tensor([100]))
     assert states.flatten().tolist() == [111, 112]
 
 

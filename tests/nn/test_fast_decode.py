@@ -83,7 +83,7 @@ def test_padding_and_positions_are_those_of_the_block(name):
     x, given = torch.randn(ROWS, TOKENS, DIM, dtype=torch.double), [block.attention.new_cache() for _ in range(2)]
     for n in range(TOKENS):
         positions = (keep[:, : n + 1].sum(1, keepdim=True) - 1).clamp(min=0)
-        options = {"key_padding": keep[:, : n + 1], "positions": positions}
+        options = {"keep": keep[:, : n + 1], "positions": positions}
         step = FastSteps([block]).steps()[0](x[:, n : n + 1], **options, cache=given[0])
         torch.testing.assert_close(step, block(x[:, n : n + 1], **options, cache=given[1]), rtol=0, atol=1e-12)
 
@@ -94,11 +94,11 @@ def test_padding_and_positions_are_those_of_the_block(name):
 def test_rows_stand_side_by_side_before_their_source(each, padding, cross):
     block, sources = decoder(cross), torch.randn(2, 4, DIM, dtype=torch.double)
     x, cache = torch.randn(2 * each, TOKENS, DIM, dtype=torch.double), block.attention.new_cache()
-    source = block.remember(sources, context_padding=padding)
+    source = block.remember(sources, context_keep=padding)
     (step,) = FastSteps([block]).steps()
     steps = torch.cat([step(x[:, n : n + 1], source, cache=cache) for n in range(TOKENS)], 1)
     rows = torch.arange(2).repeat_interleave(each)
-    whole = block(x, sources[rows], context_padding=None if padding is None else padding[rows])
+    whole = block(x, sources[rows], context_keep=None if padding is None else padding[rows])
     torch.testing.assert_close(steps, whole, rtol=0, atol=1e-12)
 
 

@@ -79,10 +79,10 @@ def test_equals_multihead_attention_forward_and_backward(name, dtype):
     hidden = torch.rand(5, 7) < 0.3
     hidden[:, 0] = False
     expected, A = theirs(module, x, keys, values, key_padding_mask=~KEEP, attn_mask=hidden)
-    out = layer(x, keys, values, key_padding=KEEP, mask=Dense(~hidden))
+    out = layer(x, keys, values, keep=KEEP, mask=Dense(~hidden))
     close(out, expected, dtype)
     if not module.add_zero_attn:
-        close(layer.weights(x, keys, key_padding=KEEP, mask=Dense(~hidden))[...], A, dtype)
+        close(layer.weights(x, keys, keep=KEEP, mask=Dense(~hidden))[...], A, dtype)
     direction = torch.randn_like(out)
     tensors = (x, keys, values)
     for ours, other in zip(*(torch.autograd.grad(y, tensors, direction) for y in (out, expected)), strict=True):
@@ -96,7 +96,7 @@ def test_equals_multihead_attention_in_causal_self_attention(dtype):
     layer = Attention.from_torch(module)
     hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
     expected, _ = module(x, x, x, attn_mask=hidden, key_padding_mask=~KEEP)
-    out = layer(x, mask=Causal(), key_padding=LENGTHS)
+    out = layer(x, mask=Causal(), keep=LENGTHS)
     close(out, expected, dtype)
     direction = torch.randn_like(out)
     ours, other = (

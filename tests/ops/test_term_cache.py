@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -20,6 +22,7 @@ from regard.ops.term_cache import cached_per_term, without_tensors
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):
     monkeypatch.setattr(module, "_by_value", type(module._by_value)())
+    monkeypatch.setattr(module, "_recent", {})
 
 
 class Counter:
@@ -106,6 +109,18 @@ def test_memory_is_bounded(monkeypatch):
     assert cached_per_term(R.Window(1), 0, make) == 6
 
 
+def test_a_term_used_again_is_known_by_its_identity_and_kept_so_that_no_other_gets_its_id(monkeypatch):
+    monkeypatch.setattr(module, "MAX_ENTRIES", 3)
+    make, mask = Counter(), R.Causal() & R.Window(3)
+    assert [cached_per_term(mask, 0, make) for _ in range(2)] == [1, 1]
+    monkeypatch.setattr(module, "without_tensors", None)  # its fields are not looked at again
+    assert cached_per_term(mask, 0, make) == 1
+    monkeypatch.undo()
+    for n in range(2, 30):  # masks that are made and dropped, whose memory the next may get
+        assert cached_per_term(R.Window(n), 0, partial(int, n)) == n
+        assert len(module._recent) <= module.MAX_ENTRIES
+
+
 def test_two_rules_of_one_name_are_two_rules():
     rules = [R.Rule(lambda b, h, i, j: i > j), R.Rule(lambda b, h, i, j: i < j)]
     assert without_tensors(rules[0]) != without_tensors(rules[1])
@@ -144,3 +159,25 @@ def test_threads_share_it(monkeypatch, tensors):
                 done.result()
         finally:
             sys.setswitchinterval(before)
+
+
+def test_no_thread_evicts_what_another_has_just_found(monkeypatch):
+    class Slow(OrderedDict):
+        """Other threads run between two of its operations."""
+
+        def get(self, key, default=None):
+            found = super().get(key, default)
+            time.sleep(1e-3)
+            return found
+
+    monkeypatch.setattr(module, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(module, "_by_value", Slow())
+
+    def work(seed):
+        for n in range(30):
+            k = (n // 2 + seed) % 3 + 1
+            assert cached_per_term(R.Window(k), 0, partial(int, k)) == k
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, seed) for seed in range(4)]:
+            done.result()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import regard as R
 from regard import attend, weights
+from regard.models import Gpt, GptConfig
 from regard.ops.call import Call
 from regard.ops.dispatch import BACKENDS
 from regard.ops.fused import kernel_reductions as fused
@@ -373,3 +381,233 @@ def test_the_reference_exports_every_term_with_the_length_left_open(terms):
     program = torch.export.export(Module(fn), tensors(9), dynamic_shapes=({2: n}, {2: n}, {2: n}, None))
     given = tensors(33)
     torch.testing.assert_close(program.module()(*given), fn(*given))
+
+
+def rectangular(q, k, v, lengths):
+    return attend(q[:, :, -5:], k, v, mask=R.Causal())
+
+
+def rectangular_and_padded(q, k, v, lengths):
+    return attend(q[:, :, -5:], k, v, mask=R.Causal() & R.Padding(lengths))
+
+
+def more_queries_than_keys(q, k, v, lengths):
+    return attend(q, k[:, :, -5:], v[:, :, -5:], mask=R.Causal())
+
+
+RECTANGULAR = [rectangular, rectangular_and_padded, more_queries_than_keys]
+
+
+@pytest.mark.parametrize("fn", RECTANGULAR)
+def test_a_rectangular_causal_call_compiles_without_a_graph_break(fn):
+    counter = CompileCounter()
+    compiled = torch.compile(fn, fullgraph=True, backend=counter)
+    for n in (7, 9, 20, 11, 33):
+        given = *tensors(n)[:3], torch.tensor([5, 2])
+        torch.testing.assert_close(compiled(*given), fn(*given))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("fn", RECTANGULAR)
+def test_compiled_gradients_of_a_rectangular_causal_call_are_the_eager_ones(fn):
+    given = tensors(17, grad=True)
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    pairs = (torch.autograd.grad(f(*given).sin().sum(), given[:3]) for f in (compiled, fn))
+    for ours, want in zip(*pairs, strict=True):
+        torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.compiled
+def test_a_rectangular_causal_call_is_exported_with_both_lengths_left_open():
+    q, k, v, _ = tensors(9)
+    n, m = torch.export.Dim("n", min=2, max=512), torch.export.Dim("m", min=2, max=512)
+    module, lengths = Module(causal), torch.tensor([9, 4])
+    given = q[:, :, :5].clone(), k, v, lengths
+    program = torch.export.export(module, given, dynamic_shapes=({2: n}, {2: m}, {2: m}, None))
+    for i, j in ((3, 7), (7, 7), (7, 3), (5, 33)):
+        given = torch.randn(2, 4, i, 16), torch.randn(2, 2, j, 16), torch.randn(2, 2, j, 16), lengths
+        torch.testing.assert_close(program.module()(*given), module(*given))
+
+
+def test_padded_keys_of_a_compiled_rectangular_call_may_hold_nan():
+    q, k, v, _ = tensors(9)
+    lengths, spoiled = torch.tensor([9, 4]), [x.clone() for x in (k, v)]
+    for x in spoiled:
+        x[1, :, 4:] = torch.nan
+    compiled = torch.compile(rectangular_and_padded, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, *spoiled, lengths), rectangular_and_padded(q, k, v, lengths))
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")  # by PyTorch's own compiler
+@pytest.mark.parametrize("normalize", [R.Softmax(), R.Sparsemax(), R.Entmax(1.5), R.Sigmoid()], ids=str)
+def test_the_reference_trains_in_one_graph(normalize):
+    def fn(q, k, v, lengths):
+        return attend(q, k, v, mask=R.Window(3), bias=R.Alibi(4), normalize=normalize, backend="reference")
+
+    given = tensors(9, grad=True)
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    pairs = (torch.autograd.grad(f(*given).sin().sum(), given[:3]) for f in (compiled, fn))
+    for ours, want in zip(*pairs, strict=True):
+        torch.testing.assert_close(ours, want)
+
+
+TRACED = {
+    "plain": {},
+    "causal": {"mask": R.Causal()},
+    "padded": {"mask": R.Padding((9, 4))},
+    "causal, padded": {"mask": R.Causal() & R.Padding((9, 4))},
+    "window": {"mask": R.Causal() & R.Window(3)},
+    "documents": {"mask": R.Documents(torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2]))},
+    "bias": {"bias": R.Alibi(4)},
+    "sink": {"normalize": R.SinkSoftmax(0.0)},
+    "sparse": {"normalize": R.Sparsemax()},
+}
+SINGLE_CALLS = ("plain", "causal", "padded", "causal, padded")
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("terms", TRACED.values(), ids=TRACED)
+@pytest.mark.parametrize("rows", [9, 5])
+def test_make_fx_records_a_graph_that_holds_for_other_numbers(terms, mode, rows):
+    q, k, v, _ = tensors(9)
+    if "mask" in terms and isinstance(terms["mask"], R.Documents) and rows != 9:
+        pytest.skip("documents of as many queries as keys")
+
+    def fn(q, k, v):
+        return attend(q, k, v, **terms)
+
+    graph = make_fx(fn, tracing_mode=mode, _allow_non_fake_inputs=True)(q[:, :, :rows].clone(), k, v)
+    q, k, v, _ = tensors(9)
+    torch.testing.assert_close(graph(q[:, :, :rows].clone(), k, v), fn(q[:, :, :rows].clone(), k, v))
+
+
+@pytest.mark.parametrize("terms", TRACED.values(), ids=TRACED)
+def test_tensors_without_numbers_give_their_shape_and_gradients(terms):
+    given = [x.detach() for x in tensors(9)[:3]]
+    expected = attend(*given, **terms)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x).requires_grad_() for x in given]
+    for inside in (mode, nullcontext()):
+        with inside:
+            out = attend(*fakes, **terms)
+            assert isinstance(out, FakeTensor)
+            assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+            assert [g.shape for g in torch.autograd.grad(out.sum(), fakes)] == [x.shape for x in given]
+    if not any(term.tensors() for term in terms.values()):  # tensors of terms are on the device of q
+        metas = [x.to("meta").requires_grad_() for x in given]
+        out = attend(*metas, **terms)
+        assert out.is_meta
+        assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+        assert [g.shape for g in torch.autograd.grad(out.sum(), metas)] == [x.shape for x in given]
+
+
+def test_a_model_on_the_device_meta_counts_its_operations():
+    with torch.device("meta"):
+        model = Gpt(GptConfig.llama(vocabulary=50, dim=32, depth=2, heads=4, kv_heads=2))
+        ids = torch.zeros(2, 7, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        assert model(ids).shape == (2, 7, 50)
+    assert counter.get_total_flops() > 0
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.* is deprecated")
+@pytest.mark.parametrize("rows", [9, 5])
+@pytest.mark.parametrize("name", TRACED)
+def test_jit_tracing_records_the_call_or_says_what_to_write(name, rows):
+    if name == "documents" and rows != 9:
+        pytest.skip("documents of as many queries as keys")
+    q, k, v, _ = tensors(9)
+
+    def fn(q, k, v, backend=None):
+        return attend(q, k, v, **TRACED[name], backend=backend)
+
+    given = q[:, :, :rows].clone(), k, v
+    if name not in SINGLE_CALLS:
+        with pytest.raises(ValueError, match=r"torch.jit.trace cannot record this attention: .*backend='reference'"):
+            torch.jit.trace(fn, given)
+        return
+    others = [torch.randn_like(x) for x in given]
+    torch.testing.assert_close(torch.jit.trace(fn, given)(*others), fn(*others))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [*TRACED.values(), {"score": R.Dot(scale=0.3)}, {"score": R.Cosine(3.0)}, {"mask": R.Padding((9, 0))}],
+    ids=str,
+)
+@pytest.mark.parametrize("heads", [4, 2])
+def test_sdpa_kernel_forbids_pytorchs_fused_kernel(terms, heads):
+    """On the CPU its flash kernel is the only fused one; what is left is PyTorch's math, or our blocks."""
+    q, k, v, _ = tensors(9, grad=True)
+    given = q[:, :heads], k, v
+    if heads == 2 and "bias" in terms:
+        terms = {"bias": R.Alibi(2)}
+    expected = attend(*given, **terms).sin().sum()
+    expected_grads = torch.autograd.grad(expected, (q, k, v))
+    with sdpa_kernel(SDPBackend.MATH), Operators() as operators:
+        found = attend(*given, **terms).sin().sum()
+        grads = torch.autograd.grad(found, (q, k, v))
+    assert not [name for name in operators.names if "flash" in name]
+    torch.testing.assert_close(found, expected)
+    for ours, want in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(ours, want, atol=2e-5, rtol=1e-4)
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+ONCE = "differentiable once; pass backend='reference' for second derivatives"
+FUSED = {
+    **{name: TRACED[name] for name in ("plain", "causal", "padded", "causal, padded", "window", "bias", "sink")},
+    "scaled": {"score": R.Dot(scale=0.3)},
+    "long window": {"mask": R.Causal() & R.Window(20)},
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_second_derivative_is_refused_in_our_words(name):
+    q, k, v, _ = tensors(300 if name == "long window" else 9)
+    q.requires_grad_()
+
+    def loss(q):
+        return attend(q, k, v, **FUSED[name]).sin().sum()
+
+    (once,) = torch.autograd.grad(loss(q), q, create_graph=True)
+    (plain,) = torch.autograd.grad(loss(q), q)
+    torch.testing.assert_close(once, plain)
+    with pytest.raises(RuntimeError, match=ONCE):
+        once.sum().backward()
+
+
+@pytest.mark.parametrize("terms", [{}, {"mask": R.Causal()}, {"mask": R.Padding((9, 4))}], ids=str)
+def test_a_second_derivative_is_refused_in_our_words_within_torch_func(terms):
+    q, k, v, _ = tensors(9)
+
+    def loss(q):
+        return attend(q, k, v, **terms).sin().sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(q), torch.autograd.grad(loss(q.requires_grad_()), q)[0])
+    with pytest.raises(RuntimeError, match=ONCE):
+        torch.func.jacrev(torch.func.grad(loss))(q.detach())
+
+
+def test_pytorchs_math_has_second_derivatives():
+    q, k, v, _ = tensors(5)
+    q.requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        (once,) = torch.autograd.grad(attend(q, k, v, mask=R.Causal()).sin().sum(), q, create_graph=True)
+    (stored,) = torch.autograd.grad(
+        attend(q, k, v, mask=R.Causal(), backend="reference").sin().sum(), q, create_graph=True
+    )
+    twice, want = (torch.autograd.grad(x.square().sum(), q)[0] for x in (once, stored))
+    torch.testing.assert_close(twice, want)

@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_model_called_with_the_parts_of_the_batch():
     batch, (pooled, bert) = text_batch(), text_models()
     ids, lengths = batch["ids"], batch["ids_lengths"]
     torch.testing.assert_close(attention_maps.logits(pooled, batch), pooled(ids, lengths=lengths))
-    torch.testing.assert_close(attention_maps.logits(bert, batch), bert(ids, padding=lengths))
+    torch.testing.assert_close(attention_maps.logits(bert, batch), bert(ids, keep=lengths))
     for model in image_models():
         image = torch.rand(1, 1, 8, 8)
         torch.testing.assert_close(attention_maps.logits(model, {"image": image}), model(image))

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, PADDING, with_argument_hints
 from ..checks import (
     check_choice,
     check_eps,
@@ -106,11 +107,11 @@ class Bert(nn.Module):
 
     >>> bert = Bert(BertConfig.tiny(vocabulary=100)).eval()
     >>> ids = torch.randint(1, 100, (2, 7))
-    >>> x = bert(ids, padding=torch.tensor([7, 4]))
+    >>> x = bert(ids, keep=torch.tensor([7, 4]))
     >>> x.shape, bert.pool(x).shape
     (torch.Size([2, 7, 128]), torch.Size([2, 128]))
 
-    `types` is the type of each token (default: all 0). `padding` is lengths `(b,)` or keep `(b, n)`,
+    `types` is the type of each token (default: all 0). `keep` is lengths `(b,)` or keep `(b, n)`,
     True = a real token, on either side: positions count real tokens only.
     """
 
@@ -126,15 +127,16 @@ class Bert(nn.Module):
         self.pool = FirstTokenPool(config.dim) if config.pooler else None
         initialize(self)
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def forward(
         self,
         ids: Int[Tensor, "b n"],
         types: Int[Tensor, "b n"] | None = None,
         *,
-        padding: Padded | None = None,
+        keep: Padded | None = None,
     ) -> Float[Tensor, "b n dim"]:
         check_token_rows("ids", ids)
-        keep = None if padding is None else keep_of(padding, ids)
+        keep = None if keep is None else keep_of(keep, ids)
         positions = torch.arange(ids.shape[1], device=ids.device) if keep is None else positions_of(keep)
         x = self.words(ids) + self.positions(positions + self.config.first)
         if self.types is not None:
@@ -143,7 +145,7 @@ class Bert(nn.Module):
             raise ValueError("types must be None because this Bert has no table of types; build it with types=2")
         x = self.dropout(self.norm(x))
         for block in self.blocks:
-            x = block(x, key_padding=keep)
+            x = block(x, keep=keep)
         return x
 
 
@@ -156,11 +158,12 @@ class FirstTokenPool(nn.Module):
         self.activation = activation
         initialize(self)
 
-    def forward(self, x: Float[Tensor, "b n dim"], padding: Padded | None = None) -> Float[Tensor, "b dim"]:
-        """Return the pooled vector; padding is that of `Bert`."""
-        if padding is None:
+    @with_argument_hints(CALLS, renamed=PADDING)
+    def forward(self, x: Float[Tensor, "b n dim"], keep: Padded | None = None) -> Float[Tensor, "b dim"]:
+        """Return the pooled vector; `keep` is that of `Bert`."""
+        if keep is None:
             return self.activation(self.dense(x[:, 0]))
-        first = keep_of(padding, x[..., 0]).int().argmax(1)
+        first = keep_of(keep, x[..., 0]).int().argmax(1)
         return self.activation(self.dense(x[torch.arange(len(x), device=x.device), first]))
 
 
@@ -195,17 +198,19 @@ class BertPretraining(nn.Module):
             if head is not None:
                 initialize(head)
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def forward(
-        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, keep: Padded | None = None
     ) -> Float[Tensor, "b n vocabulary"]:
         """Return the logits of the word at each position."""
-        return self.words(self.bert(ids, types, padding=padding))
+        return self.words(self.bert(ids, types, keep=keep))
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def follows(
-        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, keep: Padded | None = None
     ) -> Float[Tensor, "b 2"]:
         """Return the logits of two classes: 0 if the second sentence (type 1) follows the first, 1 if not."""
-        return self._follows(self.bert(ids, types, padding=padding), padding)
+        return self._follows(self.bert(ids, types, keep=keep), keep)
 
     def words(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
         """Return the logits of words from the states of `bert`."""
@@ -217,8 +222,8 @@ class BertPretraining(nn.Module):
         As published, it is the mean over the words plus the mean over the pairs. `count` is the number of words.
         """
         check_keys(batch, "ids", "targets")
-        targets, padding = batch["targets"], batch.get("ids_lengths")
-        hidden = self.bert(batch["ids"], batch.get("types"), padding=padding)
+        targets, keep = batch["targets"], batch.get("ids_lengths")
+        hidden = self.bert(batch["ids"], batch.get("types"), keep=keep)
         is_masked = targets >= 0
         if _is_captured(hidden):
             # A CUDA graph cannot depend on the number of masked words: predict all words, count the masked ones.
@@ -227,13 +232,13 @@ class BertPretraining(nn.Module):
             words = cross_entropy(self.words(hidden[is_masked]), targets[is_masked])
         if "next" not in batch:
             return words
-        follows = cross_entropy(self._follows(hidden, padding), batch["next"])
+        follows = cross_entropy(self._follows(hidden, keep), batch["next"])
         return Loss(words.sum + follows.mean * words.count, words.count)
 
-    def _follows(self, hidden: Tensor, padding: Padded | None) -> Tensor:
+    def _follows(self, hidden: Tensor, keep: Padded | None) -> Tensor:
         if self.next is None or self.bert.pool is None:
             raise ValueError("this model predicts no next sentence; build it with next_sentence=True")
-        return self.next(self.bert.pool(hidden, padding))
+        return self.next(self.bert.pool(hidden, keep))
 
 
 def _is_captured(x: Tensor) -> bool:

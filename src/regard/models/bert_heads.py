@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, PADDING, with_argument_hints
 from ..checks import check_int, check_keys, check_submodel
 from ..nn.dropout import Dropout
 from ..nn.losses import Loss, cross_entropy
@@ -39,17 +40,18 @@ class BertClassifier(nn.Module):
         self.classes = nn.Linear(bert.config.dim, classes)
         initialize(self.classes)
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def forward(
-        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, keep: Padded | None = None
     ) -> Float[Tensor, "b classes"]:
         pool = self.pool or self.bert.pool
         assert pool is not None
-        return self.classes(self.dropout(pool(self.bert(ids, types, padding=padding), padding)))
+        return self.classes(self.dropout(pool(self.bert(ids, types, keep=keep), keep)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Return the cross entropy of `label` (b,)."""
         check_keys(batch, "ids", "label")
-        logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+        logits = self(batch["ids"], batch.get("types"), keep=batch.get("ids_lengths"))
         return cross_entropy(logits, batch["label"])
 
 
@@ -70,16 +72,17 @@ class BertTagger(nn.Module):
         self.tags = nn.Linear(bert.config.dim, tags)
         initialize(self.tags)
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def forward(
-        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, keep: Padded | None = None
     ) -> Float[Tensor, "b n tags"]:
-        return self.tags(self.dropout(self.bert(ids, types, padding=padding)))
+        return self.tags(self.dropout(self.bert(ids, types, keep=keep)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Return the cross entropy of `tags` (b, n) of real tokens; negative tags do not count."""
         check_keys(batch, "ids", "tags")
         tags, lengths = batch["tags"], batch.get("ids_lengths")
-        logits = self(batch["ids"], batch.get("types"), padding=lengths)
+        logits = self(batch["ids"], batch.get("types"), keep=lengths)
         counted = tags >= 0 if lengths is None else (tags >= 0) & keep_of(lengths, tags, name="ids_lengths")
         return cross_entropy(logits, tags, counted=counted)
 
@@ -102,20 +105,21 @@ class BertReader(nn.Module):
         self.span = nn.Linear(bert.config.dim, 2)
         initialize(self.span)
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def forward(
-        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, padding: Padded | None = None
+        self, ids: Int[Tensor, "b n"], types: Int[Tensor, "b n"] | None = None, *, keep: Padded | None = None
     ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
         """The logits of each token as the start and as the end, both inclusive; -inf for padding."""
-        start, end = self.span(self.bert(ids, types, padding=padding)).unbind(-1)
-        if padding is None:
+        start, end = self.span(self.bert(ids, types, keep=keep)).unbind(-1)
+        if keep is None:
             return start, end
-        hidden = ~keep_of(padding, ids)
+        hidden = ~keep_of(keep, ids)
         return start.masked_fill(hidden, -torch.inf), end.masked_fill(hidden, -torch.inf)
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """The mean over `start` (b,) and `end` (b,); both are 0, or below 0 and not counted, if there is none."""
         check_keys(batch, "ids", "start", "end")
-        logits = self(batch["ids"], batch.get("types"), padding=batch.get("ids_lengths"))
+        logits = self(batch["ids"], batch.get("types"), keep=batch.get("ids_lengths"))
         start, end = (
             cross_entropy(x, batch[name], counted=batch[name] >= 0)
             for x, name in zip(logits, ("start", "end"), strict=True)

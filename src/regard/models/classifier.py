@@ -94,7 +94,7 @@ class TextClassifier(nn.Module):
     >>> tape["pool"]
     Weights(3 x 1 x 1 x 9, score=Dot(scale=1.0), mask=Padding(int64[3]))
 
-    An encoder is called as `encoder(ids, padding=lengths)` and returns a state for each word, as a `Bert` does:
+    An encoder is called as `encoder(ids, keep=lengths)` and returns a state for each word, as a `Bert` does:
 
     >>> from regard.models import Bert, BertConfig
     >>> bert = Bert(BertConfig.tiny(vocabulary=1000))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, PADDING, with_argument_hints
 from ..checks import (
     check_choice,
     check_eps,
@@ -169,12 +170,12 @@ class Gpt(nn.Module):
     >>> from regard.decode import greedy
     >>> model = Gpt(GptConfig.llama(vocabulary=50, dim=32, depth=2, heads=4, kv_heads=2)).eval()
     >>> ids = torch.randint(0, 50, (2, 7))
-    >>> model(ids).shape, model(ids, padding=torch.tensor([7, 4])).shape
+    >>> model(ids).shape, model(ids, keep=torch.tensor([7, 4])).shape
     (torch.Size([2, 7, 50]), torch.Size([2, 7, 50]))
     >>> len(greedy(model, None, ids, end=None, max_length=5)[0].tokens)
     5
 
-    `padding` is lengths `(b,)` or keep `(b, n)`, True = a real token, on either side: positions count real tokens only.
+    `keep` is lengths `(b,)` or keep `(b, n)`, True = a real token, on either side: positions count real tokens only.
 
     A stepper for `regard.decode`. Either the prompts are the prefix and the source is None; or, to read prompts of
     different lengths at once, the source is all but their last tokens, padded on the left: ids, or (ids, keep).
@@ -192,13 +193,15 @@ class Gpt(nn.Module):
         initialize(self)
         initialize_residual(self.blocks)
 
-    def forward(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n vocabulary"]:
-        return self.logits(self.hidden(ids, padding=padding))
+    @with_argument_hints(CALLS, renamed=PADDING)
+    def forward(self, ids: Int[Tensor, "b n"], *, keep: Padded | None = None) -> Float[Tensor, "b n vocabulary"]:
+        return self.logits(self.hidden(ids, keep=keep))
 
-    def hidden(self, ids: Int[Tensor, "b n"], *, padding: Padded | None = None) -> Float[Tensor, "b n dim"]:
+    @with_argument_hints(CALLS, renamed=PADDING)
+    def hidden(self, ids: Int[Tensor, "b n"], *, keep: Padded | None = None) -> Float[Tensor, "b n dim"]:
         """Return the normalized states of the last layer, the input of `logits`."""
         check_token_rows("ids", ids)
-        return self._read(ids, None if padding is None else keep_of(padding, ids))[0]
+        return self._read(ids, None if keep is None else keep_of(keep, ids))[0]
 
     def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
         """Return the logits of the next token from hidden states."""
@@ -218,9 +221,9 @@ class Gpt(nn.Module):
         caches = tuple(block.attention.new_cache() for block in self.blocks)
         rows, keep = None, None
         if source is not None:
-            ids, padding = source if isinstance(source, tuple) else (source, None)
+            ids, given = source if isinstance(source, tuple) else (source, None)
             check_token_rows("source", ids)
-            keep = None if padding is None else keep_of(padding, ids)
+            keep = None if given is None else keep_of(given, ids)
             # A prompt of one token, which is the prefix, leaves a row of padding alone.
             if keep is not None and not bool((keep[:, -1:] | ~keep.any(1, keepdim=True)).all()):
                 raise ValueError(
@@ -282,7 +285,7 @@ class Gpt(nn.Module):
         steps: Sequence[Step] = blocks or self.blocks
         for n, block in enumerate(steps):
             options: dict[str, Any] = {
-                "key_padding": keep,  # b j
+                "keep": keep,  # b j
                 "positions": positions,  # (b) i
                 "cache": caches[n] if caches else None,
             }

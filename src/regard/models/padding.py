@@ -14,21 +14,21 @@ from ..ops.torch_state import can_read_values
 Padded = Bool[Tensor, "b n"] | Int[Tensor, " b"]
 
 
-def keep_of(padding: Padded, ids: Int[Tensor, "b n"], *, name: str = "padding") -> Bool[Tensor, "b n"]:
+def keep_of(keep: Padded, ids: Int[Tensor, "b n"], *, name: str = "keep") -> Bool[Tensor, "b n"]:
     """Return a keep `(b, n)`, True for real tokens, from lengths `(b,)` or a keep.
 
     >>> keep_of(torch.tensor([3, 1]), torch.zeros(2, 3, dtype=torch.long)).tolist()
     [[True, True, True], [True, False, False]]
     """
-    check_tensor(name, padding, hint="torch.tensor([3, 5])")
-    if padding.dtype == torch.bool and padding.shape == ids.shape:
-        return padding
-    if padding.dtype == torch.bool or padding.ndim != 1:
+    check_tensor(name, keep, hint="torch.tensor([3, 5])")
+    if keep.dtype == torch.bool and keep.shape == ids.shape:
+        return keep
+    if keep.dtype == torch.bool or keep.ndim != 1:
         raise ValueError(
             f"{name} must be lengths (b,) or keep (b, n), True = a real token, for ids {tuple(ids.shape)}, "
-            f"got {padding.dtype} {tuple(padding.shape)}"
+            f"got {keep.dtype} {tuple(keep.shape)}"
         )
-    return counted_of(padding, ids, name=name)
+    return counted_of(keep, ids, name=name)
 
 
 def counted_of(lengths: Int[Tensor, " b"], ids: Int[Tensor, "b n"], *, name: str) -> Bool[Tensor, "b n"]:

@@ -226,7 +226,7 @@ class TransformerEncoder(nn.Module):
         x = self.input(source)
         if self.segment is None:
             for block in self.blocks:
-                x = block(x, key_padding=lengths)
+                x = block(x, keep=lengths)
             return self.norm(x)
         keep = None if lengths is None else counted_of(lengths, source, name="source_lengths")
         memories = [SegmentMemory(self.memory) for _ in self.blocks]
@@ -235,7 +235,7 @@ class TransformerEncoder(nn.Module):
             piece = x[:, first : first + self.segment]
             oldest, end = max(0, first - self.memory), first + piece.shape[1]
             for block, memory in zip(self.blocks, memories, strict=True):
-                piece = block(piece, memory=memory, key_padding=None if keep is None else keep[:, oldest:end])
+                piece = block(piece, memory=memory, keep=None if keep is None else keep[:, oldest:end])
             segments.append(piece)
         return self.norm(torch.cat(segments, 1) if segments else x)
 

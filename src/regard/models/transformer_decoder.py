@@ -56,7 +56,7 @@ class TransformerDecoder(nn.Module):
         check_token_rows("inputs", inputs)
         x = self.input(inputs)
         for block in self.blocks:
-            x = block(x, states, context_padding=lengths)
+            x = block(x, states, context_keep=lengths)
         return self.logits(x)
 
     def logits(self, x: Float[Tensor, "b m dim"]) -> Float[Tensor, "b m vocabulary"]:
@@ -69,7 +69,7 @@ class TransformerDecoder(nn.Module):
 
     def start(self, states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None) -> DecoderState:
         """Return the state before the first token; it projects the keys and values of the source once for all steps."""
-        source = tuple(block.remember(states, context_padding=lengths) for block in self.blocks)
+        source = tuple(block.remember(states, context_keep=lengths) for block in self.blocks)
         caches = tuple(block.attention.new_cache() for block in self.blocks)
         return DecoderState(source=source, caches=caches, fast=FastSteps(self.blocks))
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..checks import check_token_rows
 from ..nn import CharacterEmbedding, TokenEmbedding
+from ..nn.embeddings import call_with_keep
 
 FILTER_WIDTHS = (2, 3, 4, 5)  # in characters
 
@@ -27,7 +28,7 @@ class WordEncoder(nn.Module):
     >>> torch.equal(words(ids, characters.flatten(1)), words(ids, characters))
     True
 
-    An encoder with states of width `encoder_dim` is called as `encoder(ids, padding=lengths)`, as a `Bert` is. Unless
+    An encoder with states of width `encoder_dim` is called as `encoder(ids, keep=lengths)`, as a `Bert` is. Unless
     `tuned` it is not trained, and stays in evaluation mode.
     """
 
@@ -78,7 +79,7 @@ class WordEncoder(nn.Module):
                 "with characters=, the number of different characters"
             )
         if self.encoder is not None:
-            vectors.append(self.encoder(ids, padding=lengths))
+            vectors.append(call_with_keep(self.encoder, ids, keep=lengths))
         return torch.cat(vectors, -1)
 
     def train(self, mode: bool = True) -> Self:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, KEEP, LAYERS, with_argument_hints
 from ..checks import check_int, check_letters, check_tensor
 from ..ops.call import SLOTS
 from ..ops.operator import weights
@@ -19,7 +20,6 @@ from ..ops.terms.reach import look_back, reads_key_positions
 from ..ops.terms.scores import Score
 from ..ops.terms.term import Term
 from ..ops.weights import Weights
-from .argument_hints import with_argument_hints
 from .cache import KeyValues, KVCache
 from .core import Core
 from .learned_terms import fill, slot
@@ -39,7 +39,7 @@ class Attention(nn.Module):
     torch.Size([2, 7, 64])
     >>> layer.weights(x)
     Weights(2 x 8 x 7 x 7, mask=Causal())
-    >>> Attention(64, heads=8)(x, source, key_padding=torch.tensor([9, 4])).shape
+    >>> Attention(64, heads=8)(x, source, keep=torch.tensor([9, 4])).shape
     torch.Size([2, 7, 64])
 
     `kv_heads` below `heads` is grouped-query attention, `kv_heads=1` multi-query. Queries and keys of a head are
@@ -53,7 +53,7 @@ class Attention(nn.Module):
     `slots` is the number of learned keys and values that every query sees besides.
     """
 
-    @with_argument_hints
+    @with_argument_hints(LAYERS)
     def __init__(
         self,
         dim: int,
@@ -102,6 +102,7 @@ class Attention(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    @with_argument_hints(CALLS, renamed=KEEP)
     def forward(
         self,
         x: Float[Tensor, "b i dim"],
@@ -109,20 +110,20 @@ class Attention(nn.Module):
         values: Float[Tensor, "b j value_width"] | None = None,
         *,
         mask: Mask | None = None,
-        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
         positions: Int[Tensor, "*b new"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "b i dim"]:
         """Queries from x, keys from `context` (x if absent), values from `values` (`context` if absent).
 
-        A query sees a key if the layer's mask, the mask of the call and `key_padding` (lengths, or True = a real key)
+        A query sees a key if the layer's mask, the mask of the call and `keep` (lengths, or True = a real key)
         all allow it. `positions`, for rotary layers, are the positions of the keys; those of x are the last of them.
         By default they count from 0, or from the length of the cache. With a cache, the keys of earlier calls come
-        first, x follows them, and `key_padding` covers both.
+        first, x follows them, and `keep` covers both.
         """
         q, k = self._queries_and_keys(x, context, positions, cache)
         v = self._values(x, context, values)
-        terms = self._terms(mask, _padding_of(key_padding, context), x.shape[1], k.shape[2], cache)
+        terms = self._terms(mask, _padding_of(keep, context), x.shape[1], k.shape[2], cache)
         grown = None if cache is None else cache.fork()
         if grown is not None:
             k, v = grown.append(k, v)
@@ -133,31 +134,33 @@ class Attention(nn.Module):
             cache.become(grown)
         return x
 
+    @with_argument_hints(CALLS, renamed=KEEP)
     def weights(
         self,
         x: Float[Tensor, "b i dim"],
         context: Float[Tensor, "b j key_width"] | KeyValues | None = None,
         *,
         mask: Mask | None = None,
-        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
         positions: Int[Tensor, "*b new"] | None = None,
         cache: KVCache | None = None,
     ) -> Weights:
         """Return the lazy weights of the same call; the cache is read and not changed."""
         q, k = self._queries_and_keys(x, context, positions, cache)
-        terms = self._terms(mask, _padding_of(key_padding, context), x.shape[1], k.shape[2], cache)
+        terms = self._terms(mask, _padding_of(keep, context), x.shape[1], k.shape[2], cache)
         if cache is not None:
             k = cache.joined(k)
         if self.slots is not None:
             k = self.slots.after_keys(k)
         return weights(q, k, **terms)
 
+    @with_argument_hints(CALLS, renamed=KEEP)
     def remember(
         self,
         context: Float[Tensor, "b j key_width"],
         values: Float[Tensor, "b j value_width"] | None = None,
         *,
-        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
     ) -> KeyValues:
         """Project the keys and values of another sequence once: `layer(x, layer.remember(context))`."""
         if self.rotary is not None:
@@ -165,7 +168,7 @@ class Attention(nn.Module):
                 "remember() does not support rotary=: a call rotates its queries and keys by the same positions; "
                 "call layer(x, context)"
             )
-        return KeyValues(self._keys(context), self._values(context, context, values), key_padding)
+        return KeyValues(self._keys(context), self._values(context, context, values), keep)
 
     def new_cache(self) -> KVCache:
         """Return an empty cache; under a windowed mask it forgets the keys that no later query can see."""
@@ -236,17 +239,15 @@ class Attention(nn.Module):
         _check_tokens("values", values, self.value.in_features)
         return _split(self.value(values), self.kv_heads)
 
-    def _terms(
-        self, mask: Mask | None, key_padding: Tensor | None, i: int, new: int, cache: KVCache | None
-    ) -> dict[str, Any]:
+    def _terms(self, mask: Mask | None, keep: Tensor | None, i: int, new: int, cache: KVCache | None) -> dict[str, Any]:
         """Return the terms for i queries and `new` keys behind those of the cache, and the offset of the queries."""
         past, before = (0, 0) if cache is None else (cache.kept, cache.length)
         mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new
         score, normalize = fill(self.score), fill(self.normalize)
         if cache is not None and cache.window is not None:
             _check_cache(cache, mask, score, bias, normalize)
-        if key_padding is not None:
-            mask = _both(mask, padding_of_last_keys(key_padding, j, before + new))
+        if keep is not None:
+            mask = _both(mask, padding_of_last_keys(keep, j, before + new))
         terms = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
         if self.slots is None:
             return terms
@@ -277,23 +278,23 @@ def _check_cache(cache: KVCache, mask: Mask | None, *others: Term | None) -> Non
             )
 
 
-def _padding_of(key_padding: Tensor | None, context: Tensor | KeyValues | None) -> Tensor | None:
-    return context.key_padding if key_padding is None and isinstance(context, KeyValues) else key_padding
+def _padding_of(keep: Tensor | None, context: Tensor | KeyValues | None) -> Tensor | None:
+    return context.keep if keep is None and isinstance(context, KeyValues) else keep
 
 
-def padding_of_last_keys(key_padding: Tensor, j: int, seen: int) -> Padding:
+def padding_of_last_keys(keep: Tensor, j: int, seen: int) -> Padding:
     """Return the padding of the last j of the `seen` keys so far, from lengths or keep of all of them."""
-    check_tensor("key_padding", key_padding, hint="torch.tensor([3, 5])")
-    if key_padding.dtype != torch.bool:
-        if seen == j or key_padding.is_floating_point():  # `Padding` raises for floating-point lengths
-            return Padding(key_padding)
-        return Padding((key_padding.long() - (seen - j)).clamp(min=0))
-    if key_padding.ndim != 2 or key_padding.shape[1] != seen:
+    check_tensor("keep", keep, hint="torch.tensor([3, 5])")
+    if keep.dtype != torch.bool:
+        if seen == j or keep.is_floating_point():  # `Padding` raises for floating-point lengths
+            return Padding(keep)
+        return Padding((keep.long() - (seen - j)).clamp(min=0))
+    if keep.ndim != 2 or keep.shape[1] != seen:
         raise ValueError(
-            f"key_padding must be lengths (b,) or keep (b, {seen}) over all keys, with those of the cache, "
-            f"got shape {tuple(key_padding.shape)}"
+            f"keep must be lengths (b,) or keep (b, {seen}) over all keys, with those of the cache, "
+            f"got shape {tuple(keep.shape)}"
         )
-    return Padding(key_padding[:, seen - j :])
+    return Padding(keep[:, seen - j :])
 
 
 def _key_positions(positions: Tensor | None, i: int, k: Tensor, start: int) -> Tensor:

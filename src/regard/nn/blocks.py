@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, KEEP, with_argument_hints
 from ..ops.terms.masks.mask_algebra import Mask
 from .attention import Attention
 from .cache import KeyValues, KVCache, SegmentMemory
@@ -17,7 +18,7 @@ class EncoderBlock(nn.Module):
     >>> import torch
     >>> from regard.nn import FeedForward, PostNorm
     >>> block = EncoderBlock(Attention(64, heads=8), FeedForward(64, 256), residual=PostNorm, dropout=0.1)
-    >>> block(torch.randn(2, 7, 64), key_padding=torch.tensor([7, 4])).shape
+    >>> block(torch.randn(2, 7, 64), keep=torch.tensor([7, 4])).shape
     torch.Size([2, 7, 64])
 
     `residual` (`PreNorm` or `PostNorm`) places the `norm`, `dropout` acts on the output of each sublayer. Dropout on
@@ -40,18 +41,19 @@ class EncoderBlock(nn.Module):
         self.around_attention = residual(attention.dim, norm=norm, dropout=dropout)
         self.around_feedforward = residual(attention.dim, norm=norm, dropout=dropout)
 
+    @with_argument_hints(CALLS, renamed=KEEP)
     def forward(
         self,
         x: Float[Tensor, "b n dim"],
         *,
         mask: Mask | None = None,
-        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
         positions: Int[Tensor, "*b new"] | None = None,
         cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> Float[Tensor, "b n dim"]:
         """Take the arguments of `Attention.forward`; `memory` adds the states of earlier segments to the keys."""
-        options = {"mask": mask, "key_padding": key_padding, "positions": positions, "cache": cache}
+        options = {"mask": mask, "keep": keep, "positions": positions, "cache": cache}
         x = self.around_attention(x, lambda x: self.attention(x, _keys(x, memory), **options))
         return self.around_feedforward(x, self.feedforward)
 
@@ -63,7 +65,7 @@ class DecoderBlock(nn.Module):
     >>> from regard import Causal
     >>> from regard.nn import FeedForward
     >>> block = DecoderBlock(Attention(64, heads=8, mask=Causal()), Attention(64, heads=8), FeedForward(64, 256))
-    >>> block(torch.randn(2, 7, 64), torch.randn(2, 9, 64), context_padding=torch.tensor([9, 4])).shape
+    >>> block(torch.randn(2, 7, 64), torch.randn(2, 9, 64), context_keep=torch.tensor([9, 4])).shape
     torch.Size([2, 7, 64])
 
     To decode step by step, project the other sequence once with `block.remember(context)` and pass that instead.
@@ -87,33 +89,35 @@ class DecoderBlock(nn.Module):
         self.around_cross = residual(attention.dim, norm=norm, dropout=dropout)
         self.around_feedforward = residual(attention.dim, norm=norm, dropout=dropout)
 
+    @with_argument_hints(CALLS, renamed={**KEEP, "context_padding": "context_keep"})
     def forward(
         self,
         x: Float[Tensor, "b n dim"],
         context: Float[Tensor, "b s width"] | KeyValues,
         *,
         mask: Mask | None = None,
-        key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
+        keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
         context_mask: Mask | None = None,
-        context_padding: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
+        context_keep: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
         positions: Int[Tensor, "*b new"] | None = None,
         cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> Float[Tensor, "b n dim"]:
-        """Take the arguments of `EncoderBlock.forward`; `context_mask` and `context_padding` hide context keys."""
-        options = {"mask": mask, "key_padding": key_padding, "positions": positions, "cache": cache}
+        """Take the arguments of `EncoderBlock.forward`; `context_mask` and `context_keep` hide context keys."""
+        options = {"mask": mask, "keep": keep, "positions": positions, "cache": cache}
         x = self.around_attention(x, lambda x: self.attention(x, _keys(x, memory), **options))
-        x = self.around_cross(x, lambda x: self.cross(x, context, mask=context_mask, key_padding=context_padding))
+        x = self.around_cross(x, lambda x: self.cross(x, context, mask=context_mask, keep=context_keep))
         return self.around_feedforward(x, self.feedforward)
 
+    @with_argument_hints(CALLS, renamed={"context_padding": "context_keep"})
     def remember(
         self,
         context: Float[Tensor, "b s width"],
         *,
-        context_padding: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
+        context_keep: Bool[Tensor, "b s"] | Int[Tensor, " b"] | None = None,
     ) -> KeyValues:
         """Project the keys and values of the other sequence, once for all steps, and keep its padding with them."""
-        return self.cross.remember(context, key_padding=context_padding)
+        return self.cross.remember(context, keep=context_keep)
 
 
 def _keys(x: Tensor, memory: SegmentMemory | None) -> Tensor | None:

@@ -162,16 +162,16 @@ class KeyValues:
 
     k: Float[Tensor, "b g j d"]
     v: Float[Tensor, "b g j e"]
-    key_padding: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None
+    keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None
 
     @cached_property
     def mask(self) -> Padding | None:
         """The padding as one term for all steps, so that it is inspected once; None if all keys are real."""
-        return None if self.key_padding is None else Padding(self.key_padding)
+        return None if self.keep is None else Padding(self.keep)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KeyValues:
         """Return the keys and values of these batch rows, in this order; a row may repeat."""
-        padding = None if self.key_padding is None else self.key_padding.index_select(0, rows)
+        padding = None if self.keep is None else self.keep.index_select(0, rows)
         return KeyValues(self.k.index_select(0, rows), self.v.index_select(0, rows), padding)
 
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, KEEP, with_argument_hints
 from ..ops.torch_state import can_read_values
 from .dropout import Dropout
 
@@ -145,7 +146,7 @@ class ContextualEmbedding(nn.Module):
     >>> ContextualEmbedding(Frozen(reader))(torch.tensor([[5, 7]])).shape
     torch.Size([1, 2, 16])
 
-    The model is called with the same inputs, and with `key_padding` if given (a Bert takes it as `padding`). It is
+    The model is called with the same inputs, and with `keep` if given (lengths, or True = a real token). It is
     trained too, unless it is wrapped as `Frozen(model)`. For a model that returns the states of all its layers, as a
     sequence, pass their number as `layers`: the states are mixed as gamma sum_l softmax(w)_l h_l, w and gamma learned
     (Peters et al. 2018, eq. 1).
@@ -156,8 +157,9 @@ class ContextualEmbedding(nn.Module):
         self.model = model
         self.mix = None if layers is None else LayerMix(layers)
 
-    def forward(self, *inputs: Tensor, key_padding: Tensor | None = None) -> Float[Tensor, "b n dim"]:
-        states = _call_model(self.model, inputs, key_padding)
+    @with_argument_hints(CALLS, renamed=KEEP)
+    def forward(self, *inputs: Tensor, keep: Tensor | None = None) -> Float[Tensor, "b n dim"]:
+        states = call_with_keep(self.model, *inputs, keep=keep)
         if self.mix is not None:
             return self.mix(states)
         if not isinstance(states, Tensor):
@@ -196,9 +198,10 @@ class Frozen(nn.Module):
         super().__init__()
         self.module = module.requires_grad_(False).eval()
 
-    def forward(self, *inputs: Tensor, key_padding: Tensor | None = None) -> Any:
+    @with_argument_hints(CALLS, renamed=KEEP)
+    def forward(self, *inputs: Tensor, keep: Tensor | None = None) -> Any:
         with torch.no_grad():
-            return _call_model(self.module, inputs, key_padding)
+            return call_with_keep(self.module, *inputs, keep=keep)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the wrapper; the module inside stays in evaluation mode."""
@@ -243,12 +246,13 @@ class ConcatEmbedding(nn.Module):
         return self.dropout(torch.cat(_embed_each(self.embeddings, ids), -1))
 
 
-def _call_model(model: nn.Module, inputs: tuple[Tensor, ...], key_padding: Tensor | None) -> Any:
-    if key_padding is None:
+def call_with_keep(model: nn.Module, *inputs: Tensor, keep: Tensor | None) -> Any:
+    """Call a model, with `keep` if given; a model that names it `padding` or `key_padding` gets it by that name."""
+    if keep is None:
         return model(*inputs)
-    # Layers call the argument key_padding, models padding.
-    name = "padding" if "padding" in signature(model.forward).parameters else "key_padding"
-    return model(*inputs, **{name: key_padding})
+    names = signature(model.forward).parameters
+    name = next((name for name in ("padding", "key_padding") if name in names), "keep")
+    return model(*inputs, **{name: keep})
 
 
 def _embed_each(embeddings: nn.ModuleList, ids: tuple[Tensor, ...]) -> list[Tensor]:

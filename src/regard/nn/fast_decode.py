@@ -82,7 +82,7 @@ class CompiledSteps:
         self._parts = list(self._find_parts())
         self._device = next((x.device.type for block in blocks for x in block.parameters()), "cpu")
         self._copied: list[Tensor] = []
-        self.padding: tuple[Tensor, int, Padding] | None = None  # (key_padding, keys kept, mask) of the current step
+        self.padding: tuple[Tensor, int, Padding] | None = None  # (keep, keys kept, mask) of the current step
         try:
             self.steps: tuple[Step, ...] | None = tuple(self._compile_block(block) for block in blocks)
         except Unsupported:
@@ -122,11 +122,11 @@ class CompiledSteps:
         def step(
             x: Float[Tensor, "rows 1 dim"],
             *,
-            key_padding: Bool[Tensor, "rows j"] | Int[Tensor, " rows"] | None = None,
+            keep: Bool[Tensor, "rows j"] | Int[Tensor, " rows"] | None = None,
             positions: Int[Tensor, "*rows 1"] | None = None,
             cache: KVCache,
         ) -> Float[Tensor, "rows 1 dim"]:
-            mask = None if key_padding is None else self._padding_mask(key_padding, cache)
+            mask = None if keep is None else self._padding_mask(keep, cache)
             x = x[:, 0]  # rows dim
             x = again(around(x, lambda x: attention(x, cache, mask, positions)), inside)
             return x[:, None]
@@ -145,11 +145,11 @@ class CompiledSteps:
 
         return step
 
-    def _padding_mask(self, key_padding: Tensor, cache: KVCache) -> Padding:
+    def _padding_mask(self, keep: Tensor, cache: KVCache) -> Padding:
         """Return the padding of the keys in sight; the first block of a step builds it, the others share it."""
         memo, kept = self.padding, cache.kept
-        if memo is None or memo[0] is not key_padding or memo[1] != kept:
-            memo = key_padding, kept, padding_of_last_keys(key_padding, kept + 1, cache.length + 1)
+        if memo is None or memo[0] is not keep or memo[1] != kept:
+            memo = keep, kept, padding_of_last_keys(keep, kept + 1, cache.length + 1)
             self.padding = memo
         return memo[2]
 

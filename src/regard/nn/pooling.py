@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, LAYERS, PADDING, with_argument_hints
 from ..checks import check_int
 from ..ops.operator import weights
 from ..ops.terms.masks import Padding
 from ..ops.terms.normalizers import Normalizer
 from ..ops.terms.scores import Dot, Score
 from ..ops.weights import Weights
-from .argument_hints import with_argument_hints
 from .core import Core
 from .learned_terms import fill, slot
 
@@ -37,7 +37,7 @@ class AttentionPool(nn.Module):
     padding alone gives zeros.
     """
 
-    @with_argument_hints
+    @with_argument_hints(LAYERS)
     def __init__(
         self,
         dim: int,
@@ -64,26 +64,28 @@ class AttentionPool(nn.Module):
         self.normalize = slot("normalize", normalize, Normalizer)
         self.core = Core()
 
+    @with_argument_hints(CALLS, renamed=PADDING)
     def forward(
-        self, x: Float[Tensor, "b n dim"], padding: Tensor | Sequence[int] | None = None
+        self, x: Float[Tensor, "b n dim"], keep: Tensor | Sequence[int] | None = None
     ) -> Float[Tensor, "b *queries dim"]:
-        """Return the pooled vectors; padding is lengths `(b,)` or keep `(b, n)`, True = a real token."""
-        q, k, terms = self._inputs(x, padding)
+        """Return the pooled vectors; `keep` is lengths `(b,)` or keep `(b, n)`, True = a real token."""
+        q, k, terms = self._inputs(x, keep)
         pooled = self.core(q, k, self._split(x), **terms).transpose(1, 2).flatten(2)  # b queries dim
         return pooled[:, 0] if self.queries is None else pooled
 
-    def weights(self, x: Float[Tensor, "b n dim"], padding: Tensor | Sequence[int] | None = None) -> Weights:
+    @with_argument_hints(CALLS, renamed=PADDING)
+    def weights(self, x: Float[Tensor, "b n dim"], keep: Tensor | Sequence[int] | None = None) -> Weights:
         """Return the lazy weights of the same call: b heads queries n."""
-        q, k, terms = self._inputs(x, padding)
+        q, k, terms = self._inputs(x, keep)
         return weights(q, k, **terms)
 
     def extra_repr(self) -> str:
         return f"queries={self.queries}, heads={self.heads}"
 
-    def _inputs(self, x: Tensor, padding: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _inputs(self, x: Tensor, keep: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         k = self._split(self.key(x))
         q = self._split(self.query[None].to(k.dtype)).expand(k.shape[0], -1, -1, -1)
-        mask = None if padding is None else Padding(torch.as_tensor(padding, device=x.device))
+        mask = None if keep is None else Padding(torch.as_tensor(keep, device=x.device))
         return q, k, {"score": fill(self.score), "mask": mask, "normalize": fill(self.normalize)}
 
     def _split(self, x: Tensor) -> Tensor:

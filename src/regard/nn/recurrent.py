@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..argument_hints import CALLS, PADDING, with_argument_hints
 from ..ops.operator import weights
 from ..ops.terms.masks import Padding
 from ..ops.terms.normalizers import Normalizer
@@ -53,9 +54,10 @@ class BahdanauAttention(nn.Module):
         self.coverage = coverage
         self.core = Core()
 
-    def remember(self, states: Float[Tensor, "b n state_dim"], padding: Tensor | Sequence[int] | None = None) -> Memory:
-        """Return the memory of a batch of sources; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
-        memory = Memory.of(self.score.keys(states), states, padding)
+    @with_argument_hints(CALLS, renamed=PADDING)
+    def remember(self, states: Float[Tensor, "b n state_dim"], keep: Tensor | Sequence[int] | None = None) -> Memory:
+        """Return the memory of a batch of sources; `keep` is lengths `(b,)` or keep `(b, n)`, True = a real state."""
+        memory = Memory.of(self.score.keys(states), states, keep)
         if self.coverage is None:
             return memory
         return replace(memory, coverage=states.new_zeros(states.shape[:2]))
@@ -118,9 +120,10 @@ class LuongAttention(nn.Module):
         self.normalize = slot("normalize", normalize, Normalizer)
         self.core = Core()
 
-    def remember(self, states: Float[Tensor, "b n state_dim"], padding: Tensor | Sequence[int] | None = None) -> Memory:
-        """Return the memory of a batch of sources; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
-        return Memory.of(self.score.keys(states), states, padding)
+    @with_argument_hints(CALLS, renamed=PADDING)
+    def remember(self, states: Float[Tensor, "b n state_dim"], keep: Tensor | Sequence[int] | None = None) -> Memory:
+        """Return the memory of a batch of sources; `keep` is lengths `(b,)` or keep `(b, n)`, True = a real state."""
+        return Memory.of(self.score.keys(states), states, keep)
 
     def forward(self, query: Float[Tensor, "b *t query_dim"], memory: Memory) -> Float[Tensor, "b *t state_dim"]:
         """Return the context of one step `(b, query_dim)`, or of all steps `(b, t, query_dim)`."""
@@ -148,17 +151,17 @@ class Memory:
     coverage: Float[Tensor, "b n"] | None = None
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, padding: Tensor | Sequence[int] | None) -> Memory:
-        """Build a memory of keys and values; padding is lengths `(b,)` or keep `(b, n)`, True = a real state."""
-        if padding is None:
+    def of(cls, keys: Tensor, values: Tensor, keep: Tensor | Sequence[int] | None) -> Memory:
+        """Build a memory of keys and values; `keep` is lengths `(b,)` or keep `(b, n)`, True = a real state."""
+        if keep is None:
             return cls(keys=keys, values=values)
-        padding = torch.as_tensor(padding, device=values.device)
-        if tuple(padding.shape) not in (values.shape[:1], values.shape[:2]):
+        keep = torch.as_tensor(keep, device=values.device)
+        if tuple(keep.shape) not in (values.shape[:1], values.shape[:2]):
             b, n = values.shape[:2]
             raise ValueError(
-                f"padding must be lengths of shape ({b},) or keep of shape ({b}, {n}), got shape {tuple(padding.shape)}"
+                f"keep must be lengths of shape ({b},) or keep of shape ({b}, {n}), got shape {tuple(keep.shape)}"
             )
-        return cls(keys=keys, values=values, padding=Padding(padding))
+        return cls(keys=keys, values=values, padding=Padding(keep))
 
     def select(self, rows: Tensor) -> Memory:
         """Return the memory of these batch rows, in this order; a row may repeat, as for the beams of one source."""

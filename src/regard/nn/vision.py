@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..argument_hints import LAYERS, with_argument_hints
 from ..checks import check_int
 from ..ops.operator import weights
 from ..ops.terms.scores import Dot, Score
 from ..ops.weights import Weights
-from .argument_hints import with_argument_hints
 from .core import Core
 from .learned_terms import fill, slot
 
@@ -57,7 +57,7 @@ class SelfAttention2d(nn.Module):
     torch.Size([1, 32, 14, 14])
     """
 
-    @with_argument_hints
+    @with_argument_hints(LAYERS)
     def __init__(
         self,
         channels: int,

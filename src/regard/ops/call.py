@@ -20,7 +20,7 @@ from .terms.masks.mask_algebra import Mask
 from .terms.normalizers import Normalizer, Softmax
 from .terms.scores import Dot, Score
 from .terms.term import Term
-from .torch_state import can_read_values, in_forward_mode
+from .torch_state import can_read_values, in_forward_mode, untraced_shape
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Offset = int | Sequence[int] | Tensor  # the position of the first query, or one for each batch row
@@ -86,7 +86,7 @@ class Call:
             bias=_is_term("bias", bias, Bias),
             normalize=_is_term("normalize", normalize, Normalizer) or Softmax(),
             dropout=_is_share(dropout),
-            offset=k.shape[2] - q.shape[2] if offset is None else _is_offset(offset, q, lead),
+            offset=untraced_shape(k)[2] - untraced_shape(q)[2] if offset is None else _is_offset(offset, q, lead),
             lead=lead,
             backend=backend,
         )
@@ -101,8 +101,8 @@ class Call:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """b h i j."""
-        b, h, i, _ = self.q.shape
-        return b, h, i, self.k.shape[2]
+        b, h, i, _ = untraced_shape(self.q)
+        return b, h, i, untraced_shape(self.k)[2]
 
     @property
     def first_position(self) -> int:
@@ -212,8 +212,6 @@ class Call:
 def _is_floating(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor of dims b h {'i' if name == 'q' else 'j'} d, got {type(x).__name__}")
-    if x.is_meta:
-        raise ValueError(f"{name} must hold numbers, got a tensor on the device meta; move it with {name}.to(...)")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; write {name}.float()")
     if x.ndim < 4:
@@ -296,7 +294,7 @@ def _is_offset(offset: Offset, q: Tensor, lead: tuple[int, ...]) -> int | Tensor
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+    if not _has_autocast(device) or q.dtype == torch.float64:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     # Grad mode counts when weights are evaluated, not when they are made: record the cast in any mode.
@@ -306,7 +304,11 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, T
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast: `Call.of` has cast already, and the arithmetic keeps those dtypes."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if _has_autocast(device.type) else nullcontext()
+
+
+def _has_autocast(device: str) -> bool:
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _ids(ids: Tensor | None, n: int, device: torch.device) -> Tensor:

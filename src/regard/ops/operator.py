@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from ..argument_hints import OPERATOR, with_argument_hints
 from . import dispatch
 from .backends import sdpa
 from .backends.masked_tile import attend_masked
@@ -20,6 +21,7 @@ from .terms.scores import Score
 from .weights import Weights
 
 
+@with_argument_hints(OPERATOR)
 def attend(
     q: Float[Tensor, "*b h i d"],
     k: Float[Tensor, "*b g j d_k"],
@@ -98,6 +100,7 @@ def attend(
     return out.unflatten(0, call.lead) if len(call.lead) != 1 else out
 
 
+@with_argument_hints(OPERATOR)
 def weights(
     q: Float[Tensor, "*b h i d"],
     k: Float[Tensor, "*b g j d_k"],
@@ -149,6 +152,7 @@ def weights(
     )
 
 
+@with_argument_hints(OPERATOR)
 def explain(
     q: Float[Tensor, "*b h i d"],
     k: Float[Tensor, "*b g j d_k"],

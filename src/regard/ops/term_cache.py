@@ -28,10 +28,14 @@ def cached_per_term(term: Term, key: Hashable, make: Callable[[], V]) -> V:
     value is made anew: on the CPU, where NumPy and `.data` change memory without raising the version counter, the
     numbers themselves are compared; on other devices the version counters are.
     """
+    recent = _recent.get((id(term), key))
+    if recent is not None:
+        value: V = recent[1]
+        return value
     tensors = term.tensors()
     if any(x.is_inference() for x in tensors):
         return make()  # they have no version counter
-    key = (without_tensors(term), key)
+    call, key = (id(term), key), (without_tensors(term), key)
     with _LOCK:
         memory = _by_tensor.setdefault(tensors[0], OrderedDict()) if tensors else _by_value
         known = memory.get(key)
@@ -46,14 +50,21 @@ def cached_per_term(term: Term, key: Hashable, make: Callable[[], V]) -> V:
             memory.move_to_end(key)
             if len(memory) > MAX_ENTRIES:
                 memory.popitem(last=False)
-    value: V = known[1]
-    return value
+    if not tensors:
+        if len(_recent) >= MAX_ENTRIES:
+            _recent.clear()
+        _recent[call] = term, known[1]
+    made: V = known[1]
+    return made
 
 
 # key -> states of the term's tensors, and the value
 _Memory = OrderedDict[Hashable, tuple[list[tuple[ref[Tensor], Tensor | int]], Any]]
 _by_value: _Memory = OrderedDict()
 _by_tensor = WeakTensorKeyDictionary()
+# Terms without tensors that were used last, by their ids, and the terms, so that an id stays theirs: to look at the
+# fields of a term takes nearly as long as a small attention.
+_recent: dict[tuple[int, Hashable], tuple[Term, Any]] = {}
 _LOCK = threading.Lock()
 
 

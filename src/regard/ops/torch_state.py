@@ -43,13 +43,30 @@ def check_single_gradient(grad: Tensor) -> None:
 
 
 def is_traced() -> bool:
-    """True while torch.compile or torch.func traces: tensor values cannot be read."""
-    return torch.compiler.is_compiling() or torch_internals.functorch_transform() is not None
+    """True while PyTorch traces or transforms, so that what is read from a tensor is not there, or would be kept."""
+    return (
+        torch.compiler.is_compiling()
+        or torch_internals.functorch_transform() is not None
+        or torch_internals.in_tracing_mode()
+    )
+
+
+def has_no_values(x: Tensor) -> bool:
+    """True if x is fake or on the device meta, or if PyTorch records what is done to it: numbers must not be read."""
+    return torch_internals.in_tracing_mode() or torch_internals.holds_no_numbers(x)
+
+
+def untraced_shape(x: Tensor) -> torch.Size:
+    """The shape, as whole numbers under `torch.jit.trace` too, where sizes are tensors."""
+    if torch.compiler.is_compiling() or not torch_internals.is_jit_tracing():
+        return x.shape
+    with torch_internals.untraced_sizes():
+        return x.shape
 
 
 def can_read_values(x: Tensor) -> bool:
     """True if tensor values can be read, and without synchronizing a device."""
-    return x.device.type == "cpu" and not is_traced()
+    return x.device.type == "cpu" and not is_traced() and not torch_internals.holds_no_numbers(x)
 
 
 def run_uncompiled(fn: F) -> F:
@@ -61,6 +78,11 @@ def run_uncompiled(fn: F) -> F:
     @functools.wraps(fn)
     def run(*args: object, **kwargs: object) -> object:
         if not torch.compiler.is_compiling():
+            if torch_internals.is_jit_tracing():
+                raise ValueError(
+                    f"torch.jit.trace cannot record this attention: {REASON}; pass backend='reference', which stores "
+                    "the matrix, or write torch.compile(model)"
+                )
             return fn(*args, **kwargs)
         if torch.compiler.is_exporting():
             raise ValueError(

@@ -21,7 +21,7 @@ def logits(model: nn.Module, batch: Batch) -> Tensor:
     if isinstance(model, TextClassifier):
         return model(batch["ids"], batch.get("characters"), lengths=batch["ids_lengths"])
     if isinstance(model, BertClassifier):
-        return model(batch["ids"], padding=batch["ids_lengths"])
+        return model(batch["ids"], keep=batch["ids_lengths"])
     return model(batch["image"])
 
 

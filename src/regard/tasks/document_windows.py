@@ -196,7 +196,7 @@ class OneRowLayout:
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute the logits of each position in the row as start and as end."""
-        return model(batch["ids"], batch.get("types"), padding=batch["ids_lengths"])
+        return model(batch["ids"], batch.get("types"), keep=batch["ids_lengths"])
 
     def labels_by_layer(self, batch: Mapping[str, Tensor]) -> Any:
         """Return the tokens of all layers, as `capture` takes them."""

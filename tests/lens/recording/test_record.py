@@ -51,15 +51,15 @@ def test_rows_follow_beams_that_are_reordered():
     real[1, :2] = real[2, :1] = False
     with torch.no_grad(), capture(model) as tape:
         cache, remembered = KVCache(), cross.remember(source)
-        cross(layer(history, cache=cache, key_padding=real), remembered)
+        cross(layer(history, cache=cache, keep=real), remembered)
         for order in ([2, 0, 0], [1, 1, 2], [0, 2]):
             cache, remembered = cache.select(torch.tensor(order)), remembered.select(torch.tensor(order))
             history = torch.cat((history[order], tokens(1, len(order))), 1)
             real = F.pad(real[order], (0, 1), value=True)
-            cross(layer(history[:, -1:], cache=cache, key_padding=real), remembered)
+            cross(layer(history[:, -1:], cache=cache, keep=real), remembered)
     assert len(tape) == 2
-    hidden = layer(history, key_padding=real)
-    assert (tape["0"].dense() - layer.weights(history, key_padding=real).dense()).abs().max() < 1e-6
+    hidden = layer(history, keep=real)
+    assert (tape["0"].dense() - layer.weights(history, keep=real).dense()).abs().max() < 1e-6
     assert (tape["1"].dense() - cross.weights(hidden, source[:2]).dense()).abs().max() < 1e-6
 
 
@@ -166,9 +166,9 @@ def test_padding_of_a_batch_is_kept_through_generation():
     with torch.no_grad(), capture(layer) as tape:
         cache = KVCache()
         for start, stop in ((0, 6), (6, 7), (7, 9)):
-            layer(x[:, start:stop], cache=cache, key_padding=keep[:, :stop])
+            layer(x[:, start:stop], cache=cache, keep=keep[:, :stop])
     assert repr(tape[0]._call.mask) == "Causal() & Padding(bool[2, 9])"
-    assert (tape[0].dense() - layer.weights(x, key_padding=keep).dense()).abs().max() < 1e-6
+    assert (tape[0].dense() - layer.weights(x, keep=keep).dense()).abs().max() < 1e-6
 
 
 def test_values_and_projections_are_kept_on_request():

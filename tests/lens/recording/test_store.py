@@ -34,8 +34,8 @@ def test_a_mask_that_is_reused_in_place_for_the_next_batch_is_copied(mode):
         keep, right = torch.ones(B, N, dtype=torch.bool), []
         with capture(model) as tape:
             for n in range(3):
-                model(x, key_padding=keep)
-                right.append(model.weights(x, key_padding=keep).dense().detach().clone())
+                model(x, keep=keep)
+                right.append(model.weights(x, keep=keep).dense().detach().clone())
                 keep[:, n] = False
         for n in range(3):
             torch.testing.assert_close(tape["", n].dense(), right[n])

@@ -50,7 +50,7 @@ def test_padded_language_equals_transformers(kind, side, tmp_path):
     ids = torch.randint(0, V, (3, 11))
     places = (keep.long().cumsum(1) - 1).clamp(min=0)
     expected = theirs(ids, attention_mask=keep.long(), position_ids=places).logits
-    close(load(tmp_path)(ids, padding=keep)[keep], expected[keep])
+    close(load(tmp_path)(ids, keep=keep)[keep], expected[keep])
 
 
 def test_a_model_without_prefix_and_with_buffers_is_read(tmp_path):

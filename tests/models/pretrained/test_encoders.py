@@ -91,7 +91,7 @@ def test_padded_text_equals_transformers(kind, side, tmp_path):
     ids = torch.where(keep, torch.randint(2, V, (3, 11)), padding)
     places = {"position_ids": (keep.long().cumsum(1) - 1).clamp(min=0)} if kind == "bert" else {}
     expected = theirs(ids, attention_mask=keep.long(), **places).last_hidden_state
-    close(load(tmp_path)(ids, padding=keep)[keep], expected[keep])
+    close(load(tmp_path)(ids, keep=keep)[keep], expected[keep])
 
 
 @pytest.mark.parametrize("head", ["Model", "ForImageClassification"])
@@ -134,12 +134,12 @@ def test_real_sentence_embeddings_and_attention_equal_transformers():
         block.attention.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     with torch.no_grad():
         expected = theirs(ids, attention_mask=keep.long(), output_attentions=True)
-        out = ours(ids, padding=keep)
+        out = ours(ids, keep=keep)
         close(out[keep], expected.last_hidden_state[keep])
         pooled = torch.nn.functional.normalize((out * keep[..., None]).sum(1), dim=1)
         assert pooled[0] @ pooled[1] < 0.5
         for block, x, A in zip(ours.blocks, inputs, expected.attentions, strict=True):
-            close(block.attention.weights(x, key_padding=keep)[...].transpose(1, 2)[keep], A.transpose(1, 2)[keep])
+            close(block.attention.weights(x, keep=keep)[...].transpose(1, 2)[keep], A.transpose(1, 2)[keep])
 
 
 def test_a_masked_model_with_the_heads_of_pretraining_is_read(tmp_path):

@@ -22,7 +22,7 @@ from ..terms import masks
 from ..terms.masks.mask_algebra import And, Mask, Not, Or
 from ..torch_state import in_forward_mode, is_traced
 from . import sdpa
-from .torch_kernels import run_fused
+from .torch_kernels import differentiable_once, run_fused
 
 MAX_CACHED_ENTRIES = 2**18  # entries of a tile, a MB in float32
 CACHEABLE = {  # their fields hash, and they read nothing but their fields; not so a `Rule`, or a mask of the user
@@ -75,6 +75,7 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: object = 
         k, v = k[:, :, tile.keys], v[:, :, tile.keys]
     if h == g and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.added)
+        differentiable_once(out)
     else:
         out, _ = run_fused(q, k, v, scale=q.shape[-1] ** -0.5, added=tile.added, causal=False, dropout=0.0)
     if tile.added is None:

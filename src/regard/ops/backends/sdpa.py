@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import torch_internals
 from ..backend_plan import BackendPlan, Objections
 from ..blocks.prepared_call import FEW_ROWS, all_values_finite, is_finite, is_safe, keys_read
 from ..blocks.tile_weights import additive_mask, additive_tile
@@ -27,7 +28,7 @@ from ..terms.scores import Bilinear, Cosine, Dot
 from ..torch_state import can_read_values, in_forward_mode, is_traced
 from .sdpa_blocks import run_blocks
 from .sdpa_rectangles import hides_only_numbers, plan_rectangles, run_rectangles
-from .torch_kernels import choose_kernel, is_surely_fused, run_fused, scaled_product_inputs
+from .torch_kernels import choose_kernel, differentiable_once, is_surely_fused, run_fused, scaled_product_inputs
 
 name = "sdpa"
 DEVICES = ("cpu", "cuda")
@@ -87,6 +88,7 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
         return None
     if is_direct:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # the same kernel
+        differentiable_once(out)
     else:
         out, _ = run_fused(q, k, v, scale=d**-0.5, added=None, causal=causal, dropout=0.0)
     if q.is_cuda or not causal:
@@ -101,13 +103,15 @@ def plan(call: Call) -> BackendPlan | Objections:
     objections = _term_objections(call)
     if objections:
         return objections
-    if call.q.is_cpu and can_read_values(call.q):
+    if call.q.is_cpu and can_read_values(call.q) and torch.backends.cuda.flash_sdp_enabled():
         rectangles = plan_rectangles(call)
         if rectangles is not None and hides_only_numbers(call, rectangles):
             return BackendPlan(name, partial(run_rectangles, call, rectangles))
     form = plan_single_call(call)
     if form is None and not can_read_values(call.q):
         return ["calls that are not plain, causal or padded run in blocks, on the CPU and uncompiled only"]
+    if form is None and not torch.backends.cuda.flash_sdp_enabled():  # blocks are on the CPU, uncompiled
+        return ["torch.nn.attention.sdpa_kernel forbids the kernel that its blocks take"]
     if call.q.device.type == "cuda" and not torch.compiler.is_compiling():
         assert form is not None
         added = None if form.keys is None else call.q.new_zeros(1, 1, 1, call.shape[3])
@@ -139,10 +143,11 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
         finite = can_read_values(call.q) and all_values_finite(call) if finite is None else finite
         if not finite:
             k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
-    elif form.tile:
-        added = additive_tile(call, call.whole(), q.dtype)
+    if form.tile:
+        added = additive_tile(call, call.whole(), q.dtype) if can_read_values(q) else _traced_tile(call, q.dtype)
         assert added is not None
         empty = (added == -INF).all(-1, keepdim=True)
+        q = q if can_read_values(q) else torch.where(empty, 0.0, q)
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
     if empty is not None and lse is not None:
         lse = torch.where(empty[..., 0], -INF, lse)  # the kernel takes the sum of an empty row as 1
@@ -171,8 +176,12 @@ def plan_single_call(call: Call) -> SingleCall | None:
             offset = call.offset if isinstance(call.offset, int | torch.SymInt) else None
             if not causal or (i == 1 and offset is not None and offset >= j - 1):
                 return SingleCall(keys=keys)
-            if i == j and offset == 0:  # here PyTorch's alignment at the top left equals ours at the bottom right
+            is_square = torch_internals.is_always_true(i == j) if torch.compiler.is_exporting() else i == j
+            if is_square and offset == 0:  # here PyTorch's alignment at the top left equals ours at the bottom right
                 return SingleCall(causal=True, keys=keys)
+            if call.q.is_cpu and not can_read_values(call.q) and offset is not None:
+                # Blocks cannot be traced. The tile of a causal mask is the same for all batch rows and heads.
+                return SingleCall(keys=keys, tile=True)
     # The blocks of few queries leave out the keys that none of them sees.
     is_small = b * h * i * j <= MAX_TILE_ENTRIES and (i > FEW_ROWS or j <= MAX_TILE_KEYS)
     return SingleCall(tile=True) if can_read_values(call.q) and is_small else None
@@ -199,6 +208,17 @@ def _term_objections(call: Call) -> Objections:
     if in_forward_mode():
         found.append("its kernels have no derivative in forward mode")
     return found
+
+
+def _traced_tile(call: Call, dtype: torch.dtype) -> Tensor:
+    """The additive mask of a call, `b|1 1 i j`, by index tensors: slices of open lengths would fix the lengths."""
+    assert call.mask is not None
+    b, _, i, j = call.shape
+    batch, row, col = (torch.arange(n, device=call.q.device) for n in (b, i, j))
+    zero = torch.zeros((), dtype=torch.long, device=call.q.device)
+    at = Point(batch.view(-1, 1, 1, 1), zero, row.view(-1, 1), col, offset=call.offset)
+    visible = call.mask.over(at)
+    return additive_mask(visible[(None,) * (4 - visible.ndim)], dtype)
 
 
 def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_internals
+from ..blocks.reduction import DifferentiableOnce
 from ..call import Call
 from ..terms.scores import Dot, product_of
 
@@ -50,9 +51,17 @@ def run_fused(
     the kernel and there is no log-sum-exp.
     """
     if q.is_cpu:
+        if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # by `sdpa_kernel`
+            grouped = q.shape[1] != k.shape[1]
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=added, is_causal=causal, scale=scale, enable_gqa=grouped
+            )
+            return out, None
         if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel ignores the stride of the last dim
-        return torch_internals.cpu_flash_attention(q, k, v, scale=scale, added=added, causal=causal)
+        out, lse = torch_internals.cpu_flash_attention(q, k, v, scale=scale, added=added, causal=causal)
+        differentiable_once(out)
+        return out, lse
     added = _align_rows(added, q)
     if torch.compiler.is_compiling():
         grouped = q.shape[1] != k.shape[1]
@@ -66,6 +75,7 @@ def run_fused(
             if d % 8:
                 q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
             out, lse, *_ = torch_internals.flash_attention(q, k, v, dropout, causal, scale)
+            differentiable_once(out)
             return out[..., :d] if d % 8 else out, lse
         case SdpaKernel.EFFICIENT:
             out, lse, *_ = torch_internals.efficient_attention(q, k, v, added, dropout, causal, scale)
@@ -75,7 +85,24 @@ def run_fused(
             raise RuntimeError(
                 f"PyTorch has no fused kernel for q {tuple(q.shape)} {q.dtype}, it chose {SdpaKernel(other).name}"
             )
+    differentiable_once(out)
     return out, lse.flatten(2)[..., :i]  # b h i-rounded-up of efficient, b h i 1 of cuDNN
+
+
+def differentiable_once(out: Tensor) -> None:
+    """Let the gradients of a fused kernel raise, and say what to write, if they are differentiated again."""
+    if torch.compiler.is_compiling() or (node := out.grad_fn) is None:
+        return
+    if type(node).__name__.startswith("ScaledDotProduct"):  # not so PyTorch's math, by `sdpa_kernel`
+        node.register_hook(_refuse_second_derivative)
+
+
+def _refuse_second_derivative(
+    grads: tuple[Tensor | None, ...], _: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...] | None:
+    if not torch.is_grad_enabled():
+        return None
+    return tuple(None if g is None else DifferentiableOnce.apply(g) for g in grads)
 
 
 def choose_kernel(q: Tensor, k: Tensor, v: Tensor, *, added: Tensor | None, causal: bool, dropout: float) -> SdpaKernel:

@@ -22,7 +22,7 @@ from ..terms.mask_tiles import Grid
 from ..terms.masks.mask_algebra import Mask
 from ..terms.normalizers import Normalizer
 from ..terms.scores import Additive, Score, select_heads
-from ..torch_state import is_traced
+from ..torch_state import has_no_values, is_traced
 from .tile_weights import PlannedBlock
 
 Flags = npt.NDArray[np.bool_]
@@ -84,7 +84,9 @@ def prepare(call: Call, statistic: Tensor | None = None, *, finite: bool = False
     if isinstance(score, Additive) and call.head_ids is not None:
         score = Additive(select_heads(score.u, 2, call.head_ids))
     # A hidden key must change nothing, NaN included. While PyTorch traces, values cannot be read.
-    may_skip_scan = finite or call.mask is None or is_traced() or all_values_finite(call, keys_read(call))
+    may_skip_scan = (
+        finite or call.mask is None or is_traced() or has_no_values(call.q) or all_values_finite(call, keys_read(call))
+    )
     prepared = PreparedCall(
         call.q.to(call.dtype),
         call.k.to(call.dtype),
@@ -221,6 +223,10 @@ def row_tiles(prepared: PreparedCall, rows: int) -> Iterator[tuple[int, Flags, F
         yield from ((start, everything, everything) for start in range(0, i, rows))
         return
     whole = prepared.whole
+    if has_no_values(whole.q):  # every tile might be visible
+        some, full = np.ones((1, 1, cols), dtype=bool), np.zeros((1, 1, cols), dtype=bool)
+        yield from ((start, some, full) for start in range(0, i, rows))
+        return
     stride = rows * max(1, SCORES_PER_BLOCK // cols)
     for first in range(0, i, stride):
         last = min(first + stride, i)

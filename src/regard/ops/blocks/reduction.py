@@ -145,9 +145,16 @@ def clone_if_inference(x: Tensor) -> Tensor:
 class DifferentiableOnce(torch.autograd.Function):
     """The identity; its backward raises, for gradients that cannot be differentiated again."""
 
+    generate_vmap_rule = True
+    jvp = staticmethod(refuse_jvp)
+
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, *sources: Tensor) -> Tensor:
+    def forward(grad: Tensor, *sources: Tensor) -> Tensor:
         return grad.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep nothing: the backward raises."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -157,7 +164,7 @@ class DifferentiableOnce(torch.autograd.Function):
 def _forward(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
     b, h, i, j = prepared.shape
     n = i if reduction.along == "rows" else j
-    result = torch.zeros(b, h, n, *reduction.tail, dtype=prepared.q.dtype, device=prepared.q.device)
+    result = prepared.q.new_zeros(b, h, n, *reduction.tail)
     statistic = empty_row_statistic(prepared) if prepared.statistic is None else prepared.statistic.clone()
     for planned in planned_blocks(prepared):
         block = planned.block

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...checks import check_broadcast, check_number
 from ..shape import Sizes
-from ..torch_state import in_forward_mode, in_functorch
+from ..torch_state import has_no_values, in_forward_mode, in_functorch
 from .biases import Bias
 from .coordinates import Coordinates
 from .term import Term, term
@@ -55,7 +55,7 @@ class Softmax(Normalizer):
 
     def weigh(self, s: Tensor, at: Coordinates) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled() or in_forward_mode() or in_functorch():
-            return SafeSoftmax.apply(s)
+            return (CompiledSoftmax if torch.compiler.is_compiling() else SafeSoftmax).apply(s)
         return SafeSoftmax.forward(s)  # apply takes longer than the softmax of a few rows
 
 
@@ -132,7 +132,7 @@ class Entmax(Normalizer):
         return self._power(z - threshold), threshold / (self.alpha - 1) + top
 
     def _threshold(self, z: Tensor) -> Tensor:
-        return Threshold.apply(z, 1 / (self.alpha - 1))
+        return (CompiledThreshold if torch.compiler.is_compiling() else Threshold).apply(z, 1 / (self.alpha - 1))
 
     def _power(self, z: Tensor) -> Tensor:
         over = z.clamp(min=0)
@@ -209,10 +209,11 @@ class Tapered(Normalizer):
         return inner * self.taper.over(at).exp(), statistic
 
 
-class SafeSoftmax(torch.autograd.Function):
-    """Softmax and log-sum-exp of each row; a row that is -inf throughout gives zeros and -inf."""
+class CompiledSoftmax(torch.autograd.Function):
+    """Softmax and log-sum-exp of each row; a row that is -inf throughout gives zeros and -inf.
 
-    generate_vmap_rule = True
+    torch.compile refuses functions with a derivative in forward mode, which `SafeSoftmax` adds.
+    """
 
     @staticmethod
     def forward(s: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,21 +230,27 @@ class SafeSoftmax(torch.autograd.Function):
         ctx.save_for_forward(output[0])
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
-        (A,) = ctx.saved_tensors
-        t = A * tangent
-        mean = t.sum(-1, keepdim=True)
-        return t - A * mean, mean
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> Tensor:
         (A,) = ctx.saved_tensors
         g = A * grad
         return g - A * (g.sum(-1, keepdim=True) - grad_lse)
 
 
-class Threshold(torch.autograd.Function):
-    """The tau with sum(max(z - tau, 0)^p) = 1, for rows whose largest z is 0 and p >= 1."""
+class SafeSoftmax(CompiledSoftmax):
+    """The same within forward-mode AD and torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        (A,) = ctx.saved_tensors
+        t = A * tangent
+        mean = t.sum(-1, keepdim=True)
+        return t - A * mean, mean
+
+
+class CompiledThreshold(torch.autograd.Function):
+    """The tau with sum(max(z - tau, 0)^p) = 1, for rows whose largest z is 0 and p >= 1; for torch.compile."""
 
     @staticmethod
     def forward(z: Tensor, p: float) -> Tensor:
@@ -254,8 +261,8 @@ class Threshold(torch.autograd.Function):
             slope = p * (over ** (p - 1) * (over > 0)).sum(-1, keepdim=True)
             step = ((over**p).sum(-1, keepdim=True) - 1) / slope.clamp(min=1e-30)
             next_tau = torch.maximum(tau, tau + step)
-            # An exported program cannot read values, so it takes all steps; steps at the root change nothing.
-            if not torch.compiler.is_exporting() and bool((next_tau == tau).all()):
+            # A compiled program cannot read values, so it takes all steps; steps at the root change nothing.
+            if not torch.compiler.is_compiling() and not has_no_values(z) and bool((next_tau == tau).all()):
                 break
             tau = next_tau
         return tau
@@ -267,6 +274,14 @@ class Threshold(torch.autograd.Function):
         ctx.save_for_forward(z, output)
 
     @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * _threshold_gradient(ctx), None
+
+
+class Threshold(CompiledThreshold):
+    """The same within forward-mode AD and torch.func."""
+
+    @staticmethod
     def vmap(info: Any, dims: tuple[int, None], z: Tensor, p: float) -> tuple[Tensor, int]:
         # Rows are independent, so a batch dim in front changes nothing.
         return Threshold.apply(z.movedim(dims[0], 0), p), 0
@@ -274,10 +289,6 @@ class Threshold(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return (_threshold_gradient(ctx) * tangent).sum(-1, keepdim=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * _threshold_gradient(ctx), None
 
 
 def _threshold_gradient(ctx: Any) -> Tensor:
