@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.data import DataError, Pair, pairs_jsonl, pairs_tsv
+from regard.data import DataError, DataWarning, Pair, pairs_jsonl, pairs_tsv
 
 
 def test_a_bad_line_anywhere_is_found_before_the_first_row(write):
@@ -20,7 +20,9 @@ def test_a_stream_gives_what_stands_before_a_bad_line(write):
 
 def test_columns_by_number_or_by_name(write):
     path = write("a.tsv", "de\ten\tid\nHaus\thouse\t1\n")
-    assert list(pairs_tsv(path, source=1, target=0)) == [("en", "de"), ("house", "Haus")]
+    with pytest.warns(DataWarning, match=r"a.tsv has 3 columns, and only columns 0 and 1 are read"):
+        assert len(pairs_tsv(path, source=1, target=0, header=False)) == 2
+    assert list(pairs_tsv(path, source=2, target=0, header=False)) == [("id", "de"), ("1", "Haus")]
     named = pairs_tsv(path, source="en", target="de")
     assert (len(named), named[0], list(named)) == (1, ("house", "Haus"), [("house", "Haus")])
     assert named.where(0).endswith("line 2")
@@ -81,3 +83,31 @@ def test_bad_json_names_its_line(write, line, message):
     path = write("a.jsonl", '{"body": "a", "subject": "b"}\n' + line + "\n")
     with pytest.raises(DataError, match=r"a.jsonl line 2: .*" + message):
         len(pairs_jsonl(path, source="body", target="subject"))
+
+
+def test_line_with_more_cells_than_the_others_is_reported_with_its_count(write):
+    path = write("a.tsv", "Haus\thouse\n" * 8 + "Hund\ta dog\tthat barks\n")
+    with pytest.warns(DataWarning, match=r"has 2 columns, but 1 of 9 lines have more or fewer, up to 3; only columns"):
+        len(pairs_tsv(path))
+
+
+@pytest.mark.parametrize("columns", [{"source": 0, "target": 3}, {"source": "a", "target": "b"}])
+def test_columns_that_were_chosen_leave_others_without_a_warning(write, columns):
+    assert len(pairs_tsv(write("a.tsv", "a\tb\tc\td\n1\t2\t3\t4\n"), **columns)) in (1, 2)
+
+
+def test_cells_between_commas_may_be_quoted(write):
+    path = write("a.csv", 'de,en\n"ein Haus, ein Hund","a ""house"", a dog"\nja,yes\n')
+    assert list(pairs_tsv(path, source="de", target="en")) == [
+        ("ein Haus, ein Hund", 'a "house", a dog'),
+        ("ja", "yes"),
+    ]
+
+
+def test_quoted_cell_that_goes_on_in_the_next_line_is_refused(write):
+    with pytest.raises(DataError, match=r"a.csv line 2: not a line of comma-separated cells .* must end on its line"):
+        len(pairs_tsv(write("a.csv", 'de,en\n"ein\nHaus",a house\n'), source="de", target="en"))
+    with pytest.raises(DataError, match=r"b.csv line 1: not a line of comma-separated cells"):
+        pairs_tsv(write("b.csv", '"de,en\n'), source="de", target="en")
+    with pytest.raises(DataError, match=r"c.csv line 1: expected at least 2 columns, got 1; separate them by commas"):
+        len(pairs_tsv(write("c.csv", "a\tb\n")))

@@ -5,10 +5,11 @@ from .batching import Batches, Report
 from .captions import Captioned, Captions, captions_json, captions_tsv
 from .dates import Dated, Dates
 from .digits import digits
-from .errors import DataError
+from .errors import DataError, DataWarning
 from .generated import Generated
 from .image_files import Pictures, pixels, read_image
 from .images import ImageFolder, Images, Picture, cifar10, cifar100, idx_images, npz_images
+from .joined_rows import JoinedRows
 from .labelled_text import Labelled, LabelledText, labelled, labelled_tsv
 from .language import Windows, ids_of, read_ids, write_ids
 from .lines import Lines
@@ -30,11 +31,13 @@ __all__ = [
     "Captions",
     "Copy",
     "DataError",
+    "DataWarning",
     "Dated",
     "Dates",
     "Generated",
     "ImageFolder",
     "Images",
+    "JoinedRows",
     "Labelled",
     "LabelledText",
     "Lines",

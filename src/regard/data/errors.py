@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 
+class DataWarning(UserWarning):
+    """A property of a data file that is probably a mistake."""
+
+
 class DataError(ValueError):
     """One line that names file, line, expectation and the next step.
 

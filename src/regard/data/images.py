@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from .compression import open_file, read_at_most, read_content
 from .errors import DataError
 from .image_files import Array, Pictures
-from .lines import Lines, open_file, read_at_most, read_content
+from .lines import Lines
 from .text import check_class_names
 
 MAX_ARRAY_BYTES = 2**33

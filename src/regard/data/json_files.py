@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .compression import read_content
 from .errors import DataError
-from .lines import Lines, read_content
+from .lines import Lines
 
 MAX_BYTES = 2**30
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .errors import DataError, DataWarning
+from .joined_rows import Paths, RowsOfFile, as_paths, join_rows, matching_paths
 from .lines import Lines
-from .tabular import Columns, TextRows, columns
+from .table_header import is_label_header, is_swapped, may_be_label_header
+from .tabular import Columns, TextRows, columns, separator_of
 from .text import check_class_names
 
 
@@ -33,8 +37,9 @@ class LabelledText:
     both number them alike; an unknown label then raises and names its line.
     """
 
-    def __init__(self, rows: TextRows[tuple[str, str]], *, classes: Sequence[str] | None = None) -> None:
+    def __init__(self, rows: RowsOfFile[tuple[str, str]], *, classes: Sequence[str] | None = None) -> None:
         self._rows = rows
+        len(rows)  # checks every line
         names = [name for _, name in rows]
         self.classes = tuple(sorted(set(names)) if classes is None else classes)
         check_class_names(classes)
@@ -61,16 +66,61 @@ class LabelledText:
 
 
 def labelled_tsv(
-    path: str | Path, *, text: int | str = 1, label: int | str = 0, classes: Sequence[str] | None = None
+    path: Paths,
+    *,
+    text: int | str = 1,
+    label: int | str = 0,
+    header: bool | None = None,
+    classes: Sequence[str] | None = None,
 ) -> LabelledText:
-    """Read two columns of a tab-separated file, by number, or by name if the first line is a header."""
-    file, places, header = columns(path, text, label)
-    return LabelledText(TextRows(file, parse=Columns(places, _check_label), header=header), classes=classes)
+    """Read two columns of a tab-separated or `.csv` file, or of several, by number or by name.
+
+    Columns by name need a header in the first line. By number, `header` says whether there is one; by default a first
+    line such as `label <tab> sentence` is one, which a `DataWarning` reports. A first line that may be a header or an
+    example raises.
+    """
+    rows = join_rows([_labels_of_table(one, text, label, header) for one in as_paths(path)])
+    return LabelledText(rows, classes=classes)
 
 
-def labelled(texts: str | Path, labels: str | Path, *, classes: Sequence[str] | None = None) -> LabelledText:
-    """Read two files that match line by line: texts, and the label of each."""
-    return LabelledText(TextRows(Lines(texts), Lines(labels), parse=_check_label), classes=classes)
+def labelled(texts: Paths, labels: Paths, *, classes: Sequence[str] | None = None) -> LabelledText:
+    """Read two files that match line by line, or several of each: texts, and the label of each."""
+    pairs = matching_paths(texts, labels)
+    rows = join_rows([TextRows(Lines(one), Lines(other), parse=_check_label) for one, other in pairs])
+    return LabelledText(rows, classes=classes)
+
+
+def _labels_of_table(path: Path, text: int | str, label: int | str, header: bool | None) -> TextRows[tuple[str, str]]:
+    file, places, named = columns(path, text, label)
+    parse = Columns(places, _check_label, separator_of(path), named)
+    if not named and header is None:
+        rows = list(TextRows(file, parse=parse))
+        first, labels = rows[0], [name for _, name in rows]
+        if is_label_header(*first) and first[1] not in labels[1:]:
+            if is_swapped(*first):
+                raise DataError(
+                    f"the header names column {places[0]}, read as texts, {first[0]!r}, and column {places[1]}, read "
+                    f"as labels, {first[1]!r}",
+                    file=path,
+                    line=1,
+                    hint=f"read them by name: text={first[1]!r} (--text-column {first[1]}) and label={first[0]!r} "
+                    f"(--label-column {first[0]})",
+                )
+            header = True
+            warnings.warn(
+                f"{path} line 1 was read as a header, {first[1]} and {first[0]}; if it is an example, pass "
+                "header=False (--header no)",
+                DataWarning,
+                stacklevel=3,
+            )
+        elif may_be_label_header(first[0], labels):
+            raise DataError(
+                f"the first line may be a header: no other line has the label {first[1]!r}",
+                file=path,
+                line=1,
+                hint="pass header=True if it is one (--header yes), or header=False if it is an example (--header no)",
+            )
+    return TextRows(file, parse=parse, header=named or bool(header))
 
 
 def _check_label(text: str, label: str) -> tuple[str, str]:

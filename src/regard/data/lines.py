@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import os
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from .compression import BLOCK_BYTES, compression, open_file, read_content
 from .errors import DataError
 
-BLOCK_BYTES = 2**24
 MAX_LINE_BYTES = 2**26
-MAX_CONTENT_BYTES = 2**32
 BOM = b"\xef\xbb\xbf"
-
-File = gzip.GzipFile | BufferedReader
 
 
 class Lines:
-    """The lines of a UTF-8 file, plain or gzip: `len`, `lines[7]`, and iteration.
+    """The lines of a UTF-8 file, plain or compressed: `len`, `lines[7]`, and iteration.
 
     >>> path = getfixture("tmp_path") / "two.txt"
     >>> _ = path.write_text("ein Haus\\nein Hund\\n", encoding="utf8")
@@ -34,8 +27,8 @@ class Lines:
     (2, 'ein Hund', ['ein Haus', 'ein Hund'])
 
     Lines end at a newline only; a carriage return before it and a byte order mark are removed. The first `len` or index
-    reads the file once: it checks the encoding and stores 8 bytes per line, so files may be larger than memory. A gzip
-    file is unpacked into memory, up to 4 GiB. Iteration streams the file and stores nothing.
+    reads the file once: it checks the encoding and stores 8 bytes per line, so files may be larger than memory. A gzip,
+    xz or bzip2 file is unpacked into memory, up to 4 GiB. Iteration streams the file and stores nothing.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -70,6 +63,10 @@ class Lines:
         """Return file and line number, counted from 1 as in editors."""
         return f"{self.path} line {number + 1}"
 
+    def error(self, number: int, problem: str, *, hint: str | None = None) -> DataError:
+        """Return an error about a line."""
+        return DataError(problem, file=self.path, line=number + 1, hint=hint)
+
     def __repr__(self) -> str:
         return f"Lines({str(self.path)!r})"
 
@@ -78,7 +75,7 @@ class Lines:
 
     def _index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._starts is None:
-            if is_gzip(self.path):
+            if compression(self.path) is not None:
                 self._unpacked = read_content(self.path)
             self._starts = self._scan()
         return self._starts
@@ -124,43 +121,6 @@ class Lines:
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
             self._handle.close()  # type: ignore[union-attr]
-
-
-def is_gzip(path: Path) -> bool:
-    """Whether a file is gzip, by its first bytes."""
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
-@contextmanager
-def open_file(path: Path) -> Iterator[File]:
-    """Open a file for reading, through gzip if it is compressed."""
-    try:
-        with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
-            yield file
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise DataError(
-            f"the gzip file is damaged ({error})", file=path, hint="download or compress it again"
-        ) from error
-
-
-def read_at_most(file: File, limit: int) -> bytes:
-    """Read the rest of a file, or its next `limit` bytes; memory grows with the content, not with the limit."""
-    blocks, left = [], limit
-    while left and (block := file.read(min(BLOCK_BYTES, left))):
-        blocks.append(block)
-        left -= len(block)
-    return b"".join(blocks)
-
-
-def read_content(path: Path, limit: int = MAX_CONTENT_BYTES) -> bytes:
-    """Return the content of a file, gzip or not, of at most `limit` bytes."""
-    with open_file(path) as file:
-        content = read_at_most(file, limit + 1)
-    if len(content) > limit:
-        problem = f"holds more than {limit:,} bytes, the limit for reading into memory"
-        raise DataError(problem, file=path, hint="split it, or unpack it with gunzip")
-    return content
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:

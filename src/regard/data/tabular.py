@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from .errors import DataError
+from .errors import DataError, DataWarning
 from .lines import Lines
 from .text import check_text
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Streamable(Protocol[T_co]):
+    """Rows that can be iterated and name their places."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+    def where(self, number: int, /) -> str: ...
 
 
 class TextRows(Generic[T_co]):
@@ -34,6 +44,8 @@ class TextRows(Generic[T_co]):
         if not self._checked:
             for _ in self:
                 pass
+            if isinstance(self._parse, Columns):
+                self._parse.warn_extra_cells(self.files[0], skip=self._skip)
             self._checked = True
         return len(self.files[0]) - self._skip
 
@@ -92,7 +104,7 @@ class TextRows(Generic[T_co]):
 class Stream(Generic[T_co]):
     """Rows for iteration only: for text too large to index."""
 
-    def __init__(self, rows: TextRows[T_co]) -> None:
+    def __init__(self, rows: Streamable[T_co]) -> None:
         self._rows = rows
 
     def __iter__(self) -> Iterator[T_co]:
@@ -105,18 +117,44 @@ class Stream(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Columns(Generic[T]):
-    """Parser of tab-separated lines: passes the columns at `places` to `make`."""
+    """Parser of separated lines: passes the columns at `places` to `make`.
+
+    Between tabs nothing is quoted; between commas a cell may be, as `"a, b"`, if it ends on its line.
+    """
 
     places: tuple[int, ...]
     make: Callable[..., T]
+    separator: str = "\t"
+    named: bool = False
 
     def __call__(self, line: str) -> T:
-        cells = line.split("\t")
+        cells = split_cells(line, self.separator)
         if len(cells) <= max(self.places):
+            what = "tabs" if self.separator == "\t" else "commas"
             raise ValueError(
-                f"expected at least {max(self.places) + 1} columns, got {len(cells)}; separate them by tabs"
+                f"expected at least {max(self.places) + 1} columns, got {len(cells)}; separate them by {what}"
             )
         return self.make(*(cells[place] for place in self.places))
+
+    def warn_extra_cells(self, file: Lines, *, skip: int) -> None:
+        """Warn if columns given by number leave cells unread: of a few lines, or beyond the first columns of all."""
+        if self.named:
+            return
+        counts = Counter(len(split_cells(line, self.separator)) for line in islice(file, skip, None))
+        least, most = min(counts), max(counts)
+        if least == most and (most == len(self.places) or set(self.places) != set(range(len(self.places)))):
+            return
+        read = " and ".join(map(str, sorted(self.places)))
+        if least == most:
+            found = f"has {most} columns, and only columns {read} are read"
+        else:
+            usual = counts.most_common(1)[0][0]
+            odd = sum(count for cells, count in counts.items() if cells != usual)
+            found = (
+                f"has {usual} columns, but {odd:,} of {counts.total():,} lines have more or fewer, up to {most}; only "
+                f"columns {read} are read, so a text with a separator in it is cut there"
+            )
+        warnings.warn(f"{file.path} {found}", DataWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -142,6 +180,21 @@ class Fields(Generic[T]):
         return self.make(*(record[name] for name in self.names))
 
 
+def split_cells(line: str, separator: str) -> list[str]:
+    """Split a line at its separator."""
+    if separator == "\t":
+        return line.split("\t")
+    try:
+        return next(csv.reader([line], delimiter=separator, strict=True), [""])
+    except csv.Error as error:
+        raise ValueError(f"not a line of comma-separated cells ({error}); a quoted cell must end on its line") from None
+
+
+def separator_of(path: str | Path) -> str:
+    """Return the separator of a file: a comma for `.csv`, also if it is compressed, otherwise a tab."""
+    return "," if ".csv" in Path(path).suffixes[-2:] else "\t"
+
+
 def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...], bool]:
     """Return the file, the places of columns given by number or by name, and whether there is a header.
 
@@ -160,7 +213,10 @@ def columns(path: str | Path, *wanted: int | str) -> tuple[Lines, tuple[int, ...
                 raise ValueError(f"a column must be a name or a number from 0, got {place!r}")
         return file, tuple(int(place) for place in wanted), False
     first = next(iter(file), None)
-    header = [] if first is None else first.split("\t")
+    try:
+        header = [] if first is None else split_cells(first, separator_of(path))
+    except ValueError as error:
+        raise DataError(str(error), file=path, line=1) from error
     for name in named:
         if name not in header:
             raise DataError(

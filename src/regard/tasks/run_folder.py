@@ -16,6 +16,7 @@ from torch import nn
 from ..train import CheckpointError, find
 from ..train import checkpoint as checkpoints
 from ..train.dataclass_json import from_json, to_json
+from ..train.run_lock import check_unlocked
 from ..train.training_state import RECIPE
 
 T = TypeVar("T")
@@ -26,13 +27,14 @@ FORMAT = 1
 def checkpoint_to_resume(out: str | Path, *, resume: bool, say: Callable[[str], None]) -> Path | None:
     """Return the checkpoint to resume from, None for a new run; write nothing.
 
-    Raise if the folder is not empty, unless `resume` is set.
+    Raise if the folder is not empty, unless `resume` is set, or if another process trains in it.
     """
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, but {out} is a file")
     if not out.exists() or not any(out.iterdir()):
         return None
+    check_unlocked(out)
     if not resume:
         if checkpoints.all_checkpoints(out):
             raise ValueError(f"{out} already has a run; resume it (resume=True, --resume) or name another folder")

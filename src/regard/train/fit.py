@@ -25,6 +25,7 @@ from .log import Board, Log
 from .nonfinite import first_non_finite
 from .optimizer import adamw, set_rate
 from .recipe import Recipe
+from .run_lock import run_lock
 from .schedules import Plateau
 from .signals import Interruption, Signals
 from .training_state import Saver, TrainingState
@@ -84,7 +85,7 @@ def fit(
     The model trains on the device it is on. Under `torchrun` every process calls `fit` with its share of the batches
     and a folder that all can see. SIGTERM and SIGINT save and raise `Stopped`; `resume=True` continues from the newest
     intact checkpoint, on the CPU bit for bit, or starts if there is none yet. Errors are a `Failure` with an exit code,
-    and the last good checkpoint stays.
+    and the last good checkpoint stays. One process trains in a folder at a time: a second one is refused.
     """
     _check(model, batches, recipe, evaluate, files or {})
     run, device = Path(folder), next(model.parameters()).device
@@ -95,6 +96,7 @@ def fit(
         Signals() as signals,
         _open_progress(show, recipe, group.leads) as shown,
         Board() as board,
+        run_lock(run, shown.say) if group.leads else nullcontext(),
     ):
         start = _starting_point(run, group, resume=resume, say=shown.say)
         state, ended = TrainingState(), False
