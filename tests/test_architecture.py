@@ -15,12 +15,8 @@ from tests.house import ROOMS
 
 SOURCE = house.ROOT / "src" / "regard"
 FILES = house.sources(house.ROOT)
-LEAVES = {
-    "argument_hints",
-    "checks",
-    "atomic_files",
-    "torch_internals",
-}  # files that every room may import, and that import no room
+# Files that every room may import, and that import no room.
+LEAVES = {"argument_hints", "atomic_files", "checks", "data_fingerprint", "torch_internals"}
 LATER = (
     "triton",
     "matplotlib",

@@ -55,3 +55,9 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_written(tmp_path
     with pytest.raises(FileNotFoundError, match=r"none is not a folder; create it before you save x\.html there"):
         check_parent_folder(tmp_path / "none" / "x.html")
     assert temporary_path(tmp_path / "x").name == f".x-writing-{os.getpid()}.regard"
+
+
+def test_read_only_folder_is_named_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=r"is read-only; save a\.txt in another folder"):
+        check_parent_folder(tmp_path / "a.txt")

@@ -49,8 +49,10 @@ def sync(path: Path) -> None:
 
 
 def check_parent_folder(path: Path) -> None:
-    """Raise if a file cannot be written to `path`: it is a folder, or its parent folder does not exist."""
+    """Raise if a file cannot be written to `path`: it is a folder, or its parent folder is missing or read-only."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder; create it before you save {path.name} there")
+    if (path.is_file() or not path.exists()) and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path.parent} is read-only; save {path.name} in another folder")

@@ -53,6 +53,19 @@ class Ended(NamedTuple):
         return self.out.splitlines()
 
 
+def once(arguments: list[str]) -> list[str]:
+    """The arguments without those of `SMALL` that come again later: a command takes each of these flags once."""
+    small = {str(name) for name in SMALL[::2]}
+    left = []
+    for place, argument in enumerate(arguments):
+        if argument in small and argument in arguments[place + 1 :]:
+            continue
+        if place and arguments[place - 1] in small and arguments[place - 1] in arguments[place:]:
+            continue
+        left.append(argument)
+    return left
+
+
 def run(*arguments: object, stdin: str | bytes = b"") -> Ended:
     """`regard` with these arguments, in this process."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
@@ -64,7 +77,7 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Ended:
         mock.patch.dict("os.environ", {"COLUMNS": "200", "TERM": "dumb"}),
     ):
         try:
-            main([str(argument) for argument in arguments])
+            main(once([str(argument) for argument in arguments]))
         except SystemExit as ended:
             return Ended(int(ended.code or 0), out.getvalue(), err.getvalue())
     raise AssertionError("main must end the process")

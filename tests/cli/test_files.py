@@ -12,6 +12,8 @@ from string import Formatter
 import pytest
 
 from regard.cli.files import PairFiles, QuestionFile, SummaryFiles, TextFile, check_writable
+from regard.data import DataWarning
+from regard.train import ResourceError
 from tests.cli.commands import HEADLINES, NEWS, SOURCE, TARGET, run
 
 ONTO = {
@@ -123,3 +125,25 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path):
             check_writable(path, read)
         with pytest.raises(ValueError, match="is an input of this command and would be overwritten; name another file"):
             check_writable(path, str(read / "a.json"))
+
+
+def test_ids_of_questions_are_unique_over_files(files):
+    both = (str(files / "squad.json"),) * 2
+    with pytest.raises(ValueError, match="the id '0a' is in more than one file of --valid-data; give unique ids"):
+        QuestionFile(data=both).read(prefix="valid-")
+
+
+def test_tables_have_columns_by_number_or_name(tmp_path):
+    (tmp_path / "a.csv").write_text('en,de\n"a house, a dog",ein Haus\n')
+    named = PairFiles(pairs=str(tmp_path / "a.csv"), source_column="de", target_column="en")
+    assert list(named.read()) == [("ein Haus", "a house, a dog")]
+    for header, count in (("yes", 1), ("no", 2)):
+        assert len(PairFiles(pairs=str(tmp_path / "a.csv"), header=header).read()) == count
+    with pytest.warns(DataWarning, match="line 1 was read as a header"):
+        assert len(SummaryFiles(pairs=str(tmp_path / "a.csv"), document_column="1", summary_column="0").read()) == 1
+
+
+def test_read_only_folder_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ResourceError, match=r"is read-only; save out\.align in another folder"):
+        check_writable(tmp_path / "out.align")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,3 +126,28 @@ def test_two_processes_train_one_run(files, tmp_path):
     numbers = json.loads((tmp_path / "run" / "step-00000004" / "training.json").read_text())
     assert numbers["batches"]["settings"]["ranks"] == 2
     assert len(well("translate", tmp_path / "run", stdin="das\n").lines) == 1
+
+
+def test_full_disk_behind_standard_output_ends_a_process_with_5(translator):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "regard", "explain", "--shape", "1,1,8,8"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 5
+    assert ended.stderr == (
+        "error: standard output could not be written: No space left on device; make room on the disk, then try again\n"
+    )
+
+
+def test_two_processes_do_not_train_in_one_folder(files, tmp_path):
+    command = [sys.executable, "-m", "regard", "train", "translation", "--out", str(tmp_path / "run")]
+    command += ["--source", str(files / "a.de"), "--target", str(files / "a.en"), "--model", "rnn", "--dim", "16"]
+    both = [
+        subprocess.Popen([*command, "--steps", "60", "--seed", seed], stderr=subprocess.PIPE, text=True)
+        for seed in ("1", "2")
+    ]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    refused = next(text for process, text in zip(both, said, strict=True) if process.returncode == 2)
+    assert re.search(r"error: .*run (is in use by process \d+ on |already |is not empty)", refused)
+    rows = (tmp_path / "run" / "log.csv").read_text().splitlines()
+    assert len(rows) == len(set(rows)) == 2

@@ -84,8 +84,22 @@ class Plan:
     training: Training
 
 
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    labelled: Annotated[str | None, "A table."] = None
+    text_column: Annotated[str, "Column of the texts."] = "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    data: Texts
+    valid: Texts | None
+    training: Training
+
+
 def flag(name):
-    return next(flag for flags in flags_by_panel(Plan).values() for flag in flags if flag.name == name)
+    panels = (*flags_by_panel(Plan).values(), *flags_by_panel(Labelled).values())
+    return next(flag for flags in panels for flag in flags if flag.name == name)
 
 
 def test_each_section_has_a_panel_of_its_own_and_validation_flags_a_prefix():
@@ -151,3 +165,54 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path / name, Plan)
+
+
+def test_validation_data_is_read_as_training_data_is_unless_flags_say_otherwise():
+    columns = {flag("--labelled"): "a.tsv", flag("--text-column"): "sentence", flag("--valid-labelled"): "b.tsv"}
+    plan = make_plan(Labelled, {}, {}, columns, source=None)
+    assert plan.valid == Texts(labelled="b.tsv", text_column="sentence")
+    plan = make_plan(Labelled, {}, {}, {**columns, flag("--valid-text-column"): "2"}, source=None)
+    assert plan.valid.text_column == "2"
+    del columns[flag("--valid-labelled")]
+    assert make_plan(Labelled, {}, {}, columns, source=None).valid is None
+
+
+@pytest.mark.parametrize("key", ["kind", "model"])
+def test_keys_of_a_config_file_are_fields_or_flags(key, tmp_path):
+    (tmp_path / "a.toml").write_text(
+        f'[model]\n{key} = "gpt"\n[valid]\nvalid-source = "v"\n[training]\nsave-every = 3\n'
+    )
+    plan = make_plan(Plan, {}, read_config(tmp_path / "a.toml", Plan), {}, source=tmp_path / "a.toml")
+    assert (plan.model.kind, plan.valid.source, plan.training.save_every) == ("gpt", "v", 3)
+
+
+def test_setting_given_by_its_field_and_its_flag_is_refused(tmp_path):
+    (tmp_path / "a.toml").write_text('[model]\nkind = "gpt"\nmodel = "rnn"\n')
+    with pytest.raises(ValueError, match=r"a\.toml \[model\]: 'model' is given twice, also as 'kind'; leave one out"):
+        read_config(tmp_path / "a.toml", Plan)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.yml"])
+def test_yaml_is_refused_by_name(name, tmp_path):
+    (tmp_path / name).write_text("model:\n  kind: rnn\n")
+    with pytest.raises(ValueError, match=rf"{name} is YAML, which is not read; write the settings as TOML or JSON"):
+        read_config(tmp_path / name, Plan)
+
+
+def test_warmup_of_a_short_run_is_a_tenth_of_it_and_stays_when_it_is_resumed(files, tmp_path):
+    flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", "--out", tmp_path / "run"]
+    small = ["--dim", 16, "--save-every", 20]
+    assert "the warm-up takes" not in well("train", "translation", *flags, *small, "--steps", 20).err
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert recipe["rate"]["warmup"] == 2
+    well("train", "translation", "--out", tmp_path / "run", "--resume", "--steps", 60)
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["rate"]["warmup"] == 2
+
+
+def test_warmup_beyond_a_fifth_of_the_run_is_reported(files, tmp_path):
+    flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", "--dim", 16, "--steps", 4]
+    ended = well("train", "translation", *flags, "--warmup", 400, "--out", tmp_path / "run")
+    assert (
+        "the warm-up takes 400 of 4 steps, so the learning rate reaches 1.0e-05 of 1.0e-03; a fifth of the steps, 0, "
+        "is enough for most models" in ended.err
+    )

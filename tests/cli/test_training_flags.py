@@ -20,8 +20,8 @@ from tests.cli.commands import SMALL, well
             {"kind": "Cosine", "peak": 1e-3, "steps": 4, "warmup": 1, "lowest": 0.0},
         ),
         (["--schedule", "inverse-sqrt", "--warmup", 9], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 9}),
-        (["--forcing", "linear", "--forcing-k", 50], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 400}),
-        (["--forcing", "inverse-sigmoid"], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 400}),
+        (["--forcing", "linear", "--forcing-k", 50], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 1}),
+        (["--forcing", "inverse-sigmoid"], {"kind": "InverseSquareRoot", "peak": 1e-3, "warmup": 1}),
     ],
 )
 def test_schedules_have_names(flags, rate, files, tmp_path):

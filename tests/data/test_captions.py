@@ -82,3 +82,11 @@ def test_bad_captions_in_json_are_named(shop, tmp_path, tree, message):
     (tmp_path / "c.json").write_text(json.dumps(tree))
     with pytest.raises(DataError, match=r"c.json: .*" + message):
         captions_json(tmp_path / "c.json", shop[0])
+
+
+def test_image_that_is_not_there_names_the_column_of_names(shop, tmp_path):
+    (tmp_path / "split.tsv").write_text("train\t1.png\ta cat\n")
+    with pytest.raises(
+        DataError, match=r"line 1: no image 'train' in .*; column 0 was read as its name; name=1 \(--im"
+    ):
+        captions_tsv(tmp_path / "split.tsv", shop)

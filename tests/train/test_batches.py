@@ -109,3 +109,14 @@ def test_every_tensor_of_a_batch_moves():
     assert result["d"] == "on meta"
     assert result["e"] is None
     assert x.device.type == "cpu"
+
+
+def test_batches_have_a_fingerprint_if_they_are_a_list():
+    assert Shuffled([1, 2]).fingerprint() == Shuffled([1, 2]).fingerprint() != Shuffled([1, 3]).fingerprint()
+    assert Shuffled(range(3)).fingerprint() is None
+
+
+def test_data_loader_is_no_list():
+    loader = torch.utils.data.DataLoader([1, 2])
+    with pytest.raises(TypeError, match=r"batches must be a list of batches, got DataLoader; write Shuffled\(list"):
+        Shuffled(loader)

@@ -59,3 +59,12 @@ def test_other_errors_pass_as_they_are(tmp_path):
     assert type(raised.value) is RuntimeError
     with pytest.raises(KeyError), disk_errors(tmp_path):
         raise KeyError
+
+
+def test_error_with_its_message_is_not_wrapped_again():
+    with (
+        pytest.raises(ResourceError, match=r"^out of memory: spent; use smaller batches$"),
+        memory_errors("use a smaller model"),
+        memory_errors("use smaller batches"),
+    ):
+        raise MemoryError("spent")

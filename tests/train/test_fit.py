@@ -566,3 +566,35 @@ def test_same_seed_gives_the_same_run(scratch, uninterrupted):
     assert remains(scratch / "again") == uninterrupted
     small(scratch / "other", recipe=replace(RECIPE, seed=4))
     assert remains(scratch / "other")["log"] != uninterrupted["log"]
+
+
+def test_other_data_of_the_same_count_is_refused_when_a_run_is_resumed(tmp_path):
+    data = [torch.randn(8, 1) for _ in range(8)]
+
+    class Line(torch.nn.Linear):
+        def loss(self, x):
+            return self(x).square().mean()
+
+    fit(Line(1, 1), Shuffled(data), Recipe(steps=2), folder=tmp_path)
+    longer = Recipe(steps=4)
+    with pytest.raises(
+        ValueError, match="must continue with the same training data, but these batches hold other data"
+    ):
+        fit(Line(1, 1), Shuffled([100 * x for x in data]), longer, folder=tmp_path, resume=True)
+    outcome = fit(Line(1, 1), Shuffled([x.clone() for x in data]), longer, folder=tmp_path, resume=True)
+    assert outcome.step == 4
+
+
+def test_long_warmup_is_reported_with_the_rate_it_reaches(tmp_path, capsys):
+    class Line(torch.nn.Linear):
+        def loss(self, x):
+            return self(x).square().mean()
+
+    def train(folder, **settings):
+        fit(Line(1, 1), Shuffled([torch.ones(1, 1)] * 5), Recipe(**settings), folder=tmp_path / folder)
+        return capsys.readouterr().err
+
+    said = "the warm-up takes 20 of 10 steps, so the learning rate reaches 5.0e-04 of 1.0e-03; a fifth of the steps, 2"
+    assert said in train("a", steps=10, rate=Constant(1e-3, warmup=20))
+    assert said in train("b", epochs=2, rate=Constant(1e-3, warmup=20))
+    assert "warm-up" not in train("c", steps=10, rate=Constant(1e-3, warmup=2))

@@ -71,11 +71,9 @@ def test_lock_of_a_killed_process_is_taken_over_and_reported(held):
     said = []
     with run_lock.run_lock(run, said.append):
         assert json.loads((run / LOCK).read_text())["pid"] == os.getpid()
-    assert said == [
-        f"{run} was locked by {said[0].split(' was locked by ')[1].split('; ')[0]}; that process has ended, "
-        "so this one takes the lock over"
-    ]
-    assert f"process {process.pid} on " in said[0]
+    [line] = said
+    assert line.startswith(f"{run} was locked by process {process.pid} on {socket.gethostname()}, which began at ")
+    assert line.endswith("; that process has ended, so this one takes the lock over")
     assert not (run / LOCK).exists()
 
 

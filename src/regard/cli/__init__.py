@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..train import Failure
-from ..train.failures import memory_errors
+from ..train.failures import FULL_DISK, memory_errors
 from ..train.progress import printable
 from . import (
     answering,
@@ -32,7 +32,8 @@ from . import (
     train_command,
     translation,
 )
-from .terminal import print_status
+from .flags import OnceCommand
+from .terminal import is_main_process, print_status
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
@@ -62,8 +63,8 @@ train_command.add_train_command(train, "answering", answering.AnsweringPlan, ans
 train_command.add_train_command(train, "classification", classification.ClassificationPlan, classification.train)
 train_command.add_train_command(train, "captioning", captioning.CaptioningPlan, captioning.train)
 
-app.command(rich_help_panel="Train")(demo.demo)
-app.command(rich_help_panel="Train")(runs.average)
+app.command(rich_help_panel="Train", cls=OnceCommand)(demo.demo)
+app.command(rich_help_panel="Train", cls=OnceCommand)(runs.average)
 for use in (
     translation.translate,
     translation.align,
@@ -73,13 +74,15 @@ for use in (
     classification.classify,
     captioning.caption,
 ):
-    app.command(rich_help_panel="Use")(use)
-app.command("evaluate", rich_help_panel="Use")(runs.evaluate)
-app.command("score", rich_help_panel="Use")(runs.score)
-app.command(rich_help_panel="Look inside")(look.look)
-app.command(rich_help_panel="Look inside")(look.view)
-app.command(rich_help_panel="Look inside")(explain.explain)
-app.command(rich_help_panel="Look inside", context_settings={"ignore_unknown_options": True})(explain.bench)
+    app.command(rich_help_panel="Use", cls=OnceCommand)(use)
+app.command("evaluate", rich_help_panel="Use", cls=OnceCommand)(runs.evaluate)
+app.command("score", rich_help_panel="Use", cls=OnceCommand)(runs.score)
+app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.look)
+app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.view)
+app.command(rich_help_panel="Look inside", cls=OnceCommand)(explain.explain)
+app.command(rich_help_panel="Look inside", cls=OnceCommand, context_settings={"ignore_unknown_options": True})(
+    explain.bench
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -101,6 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except OSError as error:
+        if error.errno in FULL_DISK:
+            where = error.filename or "standard output"
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # closing the stream would fail once more
+            _fail(f"{where} could not be written: {error.strerror}; make room on the disk, then try again", 5)
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
     except ValueError as error:
         _fail(str(error), 2)
@@ -108,8 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line, without its place in the code."""
-    print_status(f"warning: {message}")
+    """Print a warning as one line, without its place in the code; of several processes only the first prints."""
+    if is_main_process():
+        print_status(f"warning: {message}")
 
 
 def _version(asked: bool) -> None:

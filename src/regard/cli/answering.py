@@ -25,6 +25,7 @@ from ..train.failures import disk_errors
 from .attention_output import TAPE, check_fits, draw, max_examples
 from .device import Device
 from .files import QuestionFile, check_writable
+from .fine_tuning_flags import FineTuningFlags
 from .terminal import chunks_of_input, n_best_lines, print_status, progress
 from .training_flags import Training
 
@@ -70,6 +71,7 @@ class AnsweringPlan:
     pretrained: PretrainedEncoder
     windows: WindowSettings
     batching: AnsweringBatching
+    finetuning: FineTuningFlags
     training: Training
 
 
@@ -91,10 +93,13 @@ def train(plan: AnsweringPlan, out: Path, resume: bool, device: str | None, file
         valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
         out=out,
         recipe=plan.training.recipe("f1", "exact"),
-        model=plan.model,
-        vocabulary=plan.vocabulary,
-        pretrained=plan.pretrained.folder,
-        windows=plan.windows,
+        **plan.finetuning.unless_kept(
+            model=plan.model,
+            vocabulary=plan.vocabulary,
+            pretrained=plan.pretrained.folder,
+            windows=plan.windows,
+        ),
+        base=plan.finetuning.tuning,
         tokens=plan.batching.tokens,
         resume=resume,
         files=files,

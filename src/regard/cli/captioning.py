@@ -23,6 +23,7 @@ from ..train.failures import disk_errors
 from .attention_output import TAPE, check_fits, draw, max_examples
 from .decoding_flags import LENGTH, Beam, MaxLength, Search
 from .device import Device
+from .fine_tuning_flags import FineTuningFlags
 from .terminal import one_line, progress
 from .training_flags import Training
 
@@ -35,6 +36,8 @@ class CaptionFiles:
         str | None, "File of image names and captions: tab-separated, or .json (a list, or COCO format)."
     ] = None
     images: Annotated[str | None, "Folder or .tar file that contains the images."] = None
+    image_column: Annotated[int, "Column of the image names in a tab-separated file, from 0."] = 0
+    caption_column: Annotated[int, "Column of the captions in a tab-separated file."] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -43,8 +46,11 @@ class CaptionFiles:
         """Return the images with their captions; raise if an image is missing."""
         if self.captions is None or self.images is None:
             raise ValueError(f"give --{prefix}captions and --{prefix}images")
-        read = captions_json if ".json" in Path(self.captions).suffixes else captions_tsv
-        return read(self.captions, self.images)
+        if ".json" in Path(self.captions).suffixes:
+            return captions_json(self.captions, self.images)
+        if min(self.image_column, self.caption_column) < 0:
+            raise ValueError(f"columns count from 0, got {self.image_column} and {self.caption_column}")
+        return captions_tsv(self.captions, self.images, name=self.image_column, caption=self.caption_column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,7 @@ class CaptioningPlan:
     images: ImageSettings
     model: CaptioningModelSettings
     batching: CaptionLengths
+    finetuning: FineTuningFlags
     training: Training
 
 
@@ -84,8 +91,8 @@ def train(plan: CaptioningPlan, out: Path, resume: bool, device: str | None, fil
         valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
         out=out,
         recipe=plan.training.recipe("bleu4", "bleu3", "bleu2", "bleu1", "exact", "loss"),
-        model=plan.model,
-        vocabulary=plan.vocabulary,
+        **plan.finetuning.unless_kept(model=plan.model, vocabulary=plan.vocabulary),
+        base=plan.finetuning.tuning,
         seeing=plan.images,
         lengths=plan.batching,
         resume=resume,
@@ -106,11 +113,13 @@ class CaptioningEvaluation(CaptionFiles):
 
         Several run folders are one ensemble.
         """
-        Search(beam=self.beam, max_length=self.max_length)
+        search = Search(beam=self.beam, max_length=self.max_length)
         examples = self.read()
         describer = Describer.load(*folders, device=device)
         with progress("describing") as show:
-            return dict(describer.evaluate(examples, beam=self.beam, max_length=self.max_length, show=show))
+            found = describer.evaluate(examples, beam=self.beam, max_length=self.max_length, show=show)
+        search.print_method()
+        return dict(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,10 @@ from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
 from .answering import PretrainedEncoder
 from .attention_output import TAPE, check_fits, draw, max_examples
+from .cleaning import Cleaning
 from .device import Device
+from .files import HEADER, IS_HEADER, Files, Header, as_column
+from .fine_tuning_flags import FineTuningFlags
 from .terminal import chunks_of_input, print_truncated, progress
 from .training_flags import Training
 
@@ -48,16 +51,17 @@ CIFAR_RECORD_BYTES = {10: 3073, 100: 3074}  # one image with its labels, of CIFA
 class LabelledFiles:
     """Texts or images with their labels."""
 
-    labelled: Annotated[str | None, "Tab-separated file of texts and labels."] = None
-    text: Annotated[str | None, "File of texts, one per line; needs --labels."] = None
+    labelled: Annotated[Files | None, "Tab-separated or .csv file of texts and labels; may be repeated."] = None
+    text: Annotated[Files | None, "File of texts, one per line; needs --labels; may be repeated."] = None
     images: Annotated[
         str | None,
         "Images: a folder or .tar file with one folder per class, an .npz file, an IDX file (needs --labels), or "
         "the .bin files of CIFAR.",
     ] = None
-    labels: Annotated[str | None, "File of labels, one per line, or an IDX file."] = None
+    labels: Annotated[Files | None, "File of labels, one per line, or an IDX file; may be repeated for texts."] = None
     text_column: Annotated[str, "Column of the texts in --labelled: a number from 0, or a name."] = "1"
     label_column: Annotated[str, "Column of the labels in --labelled."] = "0"
+    header: Annotated[Header, HEADER] = "auto"
     image_array: Annotated[str, "Name of the array of images in an .npz file."] = "images"
     label_array: Annotated[str, "Name of the array of labels in an .npz file."] = "labels"
 
@@ -76,8 +80,13 @@ class LabelledFiles:
             names = [f"--{prefix}{name}" for name in ("labelled", "text", "images")]
             raise ValueError(f"give exactly one of {names[0]} (texts), {names[1]} (texts) and {names[2]}")
         if self.labelled is not None:
-            text, label = _column(self.text_column), _column(self.label_column)
-            return labelled_tsv(self.labelled, text=text, label=label, classes=classes)
+            return labelled_tsv(
+                self.labelled,
+                text=as_column(self.text_column),
+                label=as_column(self.label_column),
+                header=IS_HEADER[self.header],
+                classes=classes,
+            )
         if self.text is not None:
             return labelled(self.text, self._labels(prefix), classes=classes)
         assert self.images is not None
@@ -93,9 +102,12 @@ class LabelledFiles:
         if path.suffix == ".bin":
             hundred = path.stat().st_size % CIFAR_RECORD_BYTES[10] and not path.stat().st_size % CIFAR_RECORD_BYTES[100]
             return cifar100(path, classes=classes) if hundred else cifar10(path)
-        return idx_images(path, self._labels(prefix), classes=classes)
+        labels = self._labels(prefix)
+        if not isinstance(labels, str):
+            raise ValueError(f"--{prefix}labels takes one IDX file, got {len(labels)}; give the one of {path}")
+        return idx_images(path, labels, classes=classes)
 
-    def _labels(self, prefix: str) -> str:
+    def _labels(self, prefix: str) -> Files:
         if self.labels is None:
             raise ValueError(
                 f"--{prefix}labels is missing; give a file with a label for each example of {self.text or self.images}"
@@ -109,11 +121,13 @@ class ClassificationPlan:
 
     data: LabelledFiles
     valid: LabelledFiles | None
+    cleaning: Cleaning
     vocabulary: WordVocabulary
     images: ImageSettings
     model: ClassificationModelSettings
     pretrained: PretrainedEncoder
     batching: Batching
+    finetuning: FineTuningFlags
     training: Training
 
 
@@ -136,24 +150,30 @@ def train(plan: ClassificationPlan, out: Path, resume: bool, device: str | None,
             f"{plan.data.shows or 'no training data'} and {plan.valid.shows or 'no validation data'}"
         )
     data = plan.data.read()
+    if plan.finetuning.run is not None:
+        known = classification.classes_of(plan.finetuning.run)
+        if set(data.classes) < set(known):  # the classification head is kept, with all its classes
+            data = plan.data.read(classes=known)
     valid = None if plan.valid is None else plan.valid.read(prefix="valid-", classes=data.classes)
     shared: dict[str, Any] = {
         "valid": valid,
         "out": out,
         "recipe": plan.training.recipe("accuracy", "f1", "loss"),
-        "model": plan.model,
+        **plan.finetuning.unless_kept(model=plan.model),
+        "base": plan.finetuning.tuning,
         "resume": resume,
         "files": files,
         "device": device,
     }
     if isinstance(data, LabelledText):
         return classification.train_texts(
-            data,
-            vocabulary=plan.vocabulary,
-            pretrained=plan.pretrained.folder,
+            plan.cleaning.clean_labelled(data, valid),
+            **plan.finetuning.unless_kept(vocabulary=plan.vocabulary, pretrained=plan.pretrained.folder),
             batching=plan.batching,
             **shared,
         )
+    if plan.cleaning != Cleaning():
+        raise ValueError("examples are dropped only from texts, got images; leave out --drop-...")
     if plan.pretrained.folder is not None:
         raise ValueError("--pretrained supports only texts, got images; remove it")
     return classification.train_images(data, seeing=plan.images, **shared)
@@ -237,10 +257,6 @@ def only(folders: Sequence[Path]) -> Path:
     if len(folders) != 1:
         raise ValueError(f"classifiers cannot be used as an ensemble, got {len(folders)} folders; name one")
     return folders[0]
-
-
-def _column(name: str) -> int | str:
-    return int(name) if name.isdecimal() else name
 
 
 def _save_attention(classifier: Classifier, examples: list[Any], predictions: list[Prediction], path: Path) -> None:

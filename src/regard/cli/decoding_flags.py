@@ -68,6 +68,11 @@ class Search:
             "no_repeat": self.no_repeat,
         }
 
+    def print_method(self) -> None:
+        """Print how an evaluation decodes, if evaluations in training decode otherwise."""
+        if self.beam > 1:
+            print_status(f"beam search with --beam {self.beam}; evaluations in training use greedy search, --beam 1")
+
     def print_unfinished(self, what: str, unfinished: int, number: int, *, longest: int) -> None:
         """Print how many outputs reached the maximum length before they ended."""
         if unfinished:

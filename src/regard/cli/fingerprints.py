@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,19 @@ def check_matches(checkpoint: Path, plan: Any, now: Fingerprints, *, say: Callab
         say(f"the validation data differs from that of the checkpoint: {changes}")
 
 
+def training_files(checkpoint: Path, given: Any) -> list[str]:
+    """Return the flags of `given`, settings of data, whose files have the content of the training data's."""
+    if not (checkpoint / FILE).exists():
+        return []
+    record = json.loads(run_folder.read_text(checkpoint, FILE)).get("data", {})
+    prints = _section_fingerprints("data", given, only=record)
+    default = {field.name: field.default for field in dataclasses.fields(given)}
+    files = [flag for flag in flags_of("data", type(given)) if default[flag.field] is None and flag.name in prints]
+    return [
+        f"{flag.name} {_joined(getattr(given, flag.field))}" for flag in files if prints[flag.name] == record[flag.name]
+    ]
+
+
 def digest(path: str) -> str | None:
     """Return the digest of a file, or of the images in a folder; None if the path does not exist.
 
@@ -78,14 +91,24 @@ def digest(path: str) -> str | None:
     return hashed.hexdigest()
 
 
-def _section_fingerprints(section: str, group: Any) -> dict[str, str | None]:
-    """Fingerprint each flag: fields whose default is None name files or folders, others say how these are read."""
+def _digest_files(files: Any) -> str | None:
+    """Return the digest of a file or a folder, or of several in order; None if one does not exist."""
+    if isinstance(files, str):
+        return digest(files)
+    digests = [digest(file) for file in files]
+    return None if None in digests else hashlib.sha256("\n".join(map(str, digests)).encode()).hexdigest()
+
+
+def _section_fingerprints(section: str, group: Any, *, only: Container[str] | None = None) -> dict[str, str | None]:
+    """Fingerprint each flag, or those in `only`: fields whose default is None name files or folders, others say how
+    these are read.
+    """
     default = {field.name: field.default for field in dataclasses.fields(group)}
     prints: dict[str, str | None] = {}
     for flag in flags_of(section, type(group), prefix=PREFIXES[section]):
         value = getattr(group, flag.field)
-        if value != default[flag.field]:
-            prints[flag.name] = digest(value) if default[flag.field] is None else value
+        if value != default[flag.field] and (only is None or flag.name in only):
+            prints[flag.name] = _digest_files(value) if default[flag.field] is None else value
     return prints
 
 
@@ -93,10 +116,14 @@ def _changed_flags(section: str, plan: Any, before: Mapping[str, Mapping[str, st
     """Return the flags whose data has changed, with their new values, as text; empty if none has."""
     old, new, group = before[section], now.get(section, {}), getattr(plan, section)
     flags = [] if group is None else flags_of(section, type(group), prefix=PREFIXES[section])
-    given = {flag.name: getattr(group, flag.field) for flag in flags}
+    given = {flag.name: _joined(getattr(group, flag.field)) for flag in flags}
     gone = [f"no {name}" for name in old if name not in new]
     different = [f"{name} {given[name]}" for name, x in new.items() if x is not None and x != old.get(name)]
     return ", ".join(gone + different)
+
+
+def _joined(value: Any) -> Any:
+    return " ".join(value) if isinstance(value, tuple) else value
 
 
 def _evenly_spaced(items: Sequence[T]) -> Sequence[T]:

@@ -9,14 +9,28 @@ import dataclasses
 import inspect
 import re
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 NONE = type(None)
+
+
+class OnceCommand(TyperCommand):
+    """A command that refuses an option given twice, of which the last value would win, unless it takes several."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the command line."""
+        given = list(self.make_parser(ctx).parse_args(list(args))[2])
+        for parameter, count in Counter(given).items():
+            if count > 1 and parameter.param_type_name == "option" and not parameter.multiple:
+                raise ValueError(f"{parameter.opts[0]} was given {count} times, and takes one value; give it once")
+        return super().parse_args(ctx, args)
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class Flag:
     name: str
     type: Any
     help: str
+    many: bool = False
 
     @property
     def key(self) -> str:
@@ -37,10 +52,18 @@ class Flag:
     def parameter(self, panel: str) -> inspect.Parameter:
         """The parameter from which typer makes the option; its value is None if the user leaves it out."""
         name = f"{self.name}/--no-{self.name[2:]}" if self.type is bool else self.name
-        option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False)
+        shown = "<str>" if self.many else None
+        option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False, metavar=shown)
+        kind = list[self.type] if self.many else self.type  # type: ignore[name-defined]
         return inspect.Parameter(
-            self.key, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[self.type | None, option], default=None
+            self.key, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind | None, option], default=None
         )
+
+    def value(self, given: Any) -> Any:
+        """Return what the user gave: of a flag that may be repeated, one value or a tuple; None if it was left out."""
+        if not self.many:
+            return given
+        return None if not given else given[0] if len(given) == 1 else tuple(given)
 
 
 def flags_of(section: str, group: type, *, prefix: str = "") -> list[Flag]:
@@ -52,7 +75,8 @@ def flags_of(section: str, group: type, *, prefix: str = "") -> list[Flag]:
         default = "" if field.default is None else f" Default: {_format_default(field.default)}."
         name = names[0] if names else "--" + field.name.replace("_", "-")
         name = f"--{prefix}{name[2:]}"
-        flags.append(Flag(section, field.name, name, _without_none(kind), text + default))
+        single, many = _single_type(kind)
+        flags.append(Flag(section, field.name, name, single, text + default, many))
     return flags
 
 
@@ -64,7 +88,7 @@ def command(run: Callable[..., None], fixed: Mapping[str, Any], flags: Mapping[s
     by_key = {flag.key: flag for group in flags.values() for flag in group}
 
     def run_with_flags(**options: Any) -> None:
-        given = {flag: options.pop(key) for key, flag in by_key.items()}
+        given = {flag: flag.value(options.pop(key)) for key, flag in by_key.items()}
         try:
             run(**options, given={flag: value for flag, value in given.items() if value is not None})
         except ValueError as error:
@@ -108,10 +132,12 @@ def _as_typed(flag: Flag, match: re.Match[str]) -> str:
     return f"{flag.name} {value}" if value or follows else flag.name
 
 
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        [kind] = [member for member in get_args(kind) if member is not NONE]
-    return kind
+def _single_type(kind: Any) -> tuple[Any, bool]:
+    """Return the type of one value, without None, and whether there may be several: `str | tuple[str, ...]`."""
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    several = [member for member in members if get_origin(member) is tuple]
+    [single] = [member for member in members if member is not NONE and member not in several]
+    return single, bool(several)
 
 
 def _format_default(value: Any) -> str:

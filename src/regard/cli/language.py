@@ -21,7 +21,8 @@ from ..train.failures import disk_errors
 from .attention_output import TAPE, draw, max_examples
 from .device import Device
 from .files import TextFile
-from .terminal import progress
+from .fine_tuning_flags import FineTuningFlags
+from .terminal import print_status, progress
 from .training_flags import Training
 
 
@@ -45,6 +46,7 @@ class LanguagePlan:
     vocabulary: Vocabulary
     model: LanguageModelSettings
     batching: LanguageBatching
+    finetuning: FineTuningFlags
     training: Training
 
 
@@ -64,8 +66,8 @@ def train(plan: LanguagePlan, out: Path, resume: bool, device: str | None, files
         valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
         out=out,
         recipe=plan.training.recipe("loss", "bits", "perplexity"),
-        model=plan.model,
-        vocabulary=plan.vocabulary,
+        **plan.finetuning.unless_kept(model=plan.model, vocabulary=plan.vocabulary),
+        base=plan.finetuning.tuning,
         tokens=plan.batching.tokens,
         stride=plan.batching.stride,
         resume=resume,
@@ -85,8 +87,15 @@ class LanguageEvaluation(TextFile):
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Compute perplexity per word, bits per character and loss per token."""
         lines, model = self.read(), LanguageModel.load(only(folders), device=device)
+        overlap = model.length // 2 if self.overlap is None else self.overlap
         with progress("reading") as show:
-            return dict(model.evaluate(lines, overlap=self.overlap, show=show))
+            found = model.evaluate(lines, overlap=overlap, show=show)
+        if overlap:
+            print_status(
+                f"each token is predicted from at least {overlap} tokens; evaluations in training cut the text into "
+                "windows, --overlap 0"
+            )
+        return dict(found)
 
 
 @dataclass(frozen=True, kw_only=True)

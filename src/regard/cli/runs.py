@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,12 @@ import typer
 
 from ..tasks import run_folder
 from ..train.dataclass_json import from_json
-from . import answering, captioning, classification, language, summarization, translation
+from . import answering, captioning, classification, fingerprints, language, summarization, translation
 from .averaging import average_checkpoints
 from .device import Device
 from .flags import Flag, command, flags_of
+from .terminal import print_status
+from .train_command import PLAN_FILE, reading_settings
 
 Folders = Annotated[
     list[Path], typer.Argument(help="Folder of a run, or of several runs to use as an ensemble.", metavar="DIR")
@@ -42,7 +44,11 @@ def task_command(settings: Mapping[str, Any], run: Callable[[Any], None]) -> Cal
     """Return a command with the flags of all tasks, which runs the settings class of the task of the given run."""
 
     def run_task(folders: Sequence[Path], device: str | None, given: Mapping[Flag, Any]) -> None:
-        run(task_settings(settings, folders, given).run(folders, device))
+        made = task_settings(settings, folders, given)
+        found = made.run(folders, device)
+        for note in reading_notes(folders[0], made, given):
+            print_status(note)
+        run(found)
 
     made = command(run_task, {"folders": Folders, "device": (Device, None)}, shared_flags(settings))
     made.__doc__ = run.__doc__
@@ -74,7 +80,8 @@ def shared_flags(settings: Mapping[str, Any]) -> dict[str, list[Flag]]:
 
 def task_settings(settings: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
     """Return the settings that the flags make, for the task of these runs; raise for a flag of another task."""
-    task = run_folder.task_of(run_folder.open_run(folders[0]))
+    checkpoint = run_folder.open_run(folders[0])
+    task = run_folder.task_of(checkpoint)
     if task not in settings:
         raise ValueError(f"{folders[0]} is a run of the task {task!r}, expected {' or '.join(map(repr, settings))}")
     known = [flag.name for flag in flags_of(task, settings[task])]
@@ -84,7 +91,31 @@ def task_settings(settings: Mapping[str, Any], folders: Sequence[Path], given: M
                 f"{folders[0]} is a run of the task {task!r}; it takes {', '.join(known)}, got {flag.name}"
             )
     values = {flag.field: value for flag, value in given.items()}
-    return from_json(settings[task], json.dumps(values), source=task)
+    return from_json(settings[task], json.dumps({**_reading_of(checkpoint, settings[task]), **values}), source=task)
+
+
+def reading_notes(folder: Path, made: Any, given: Mapping[Flag, Any]) -> list[str]:
+    """Return the settings of a run's data that the user did not give, and a warning for files of its training data."""
+    checkpoint, names = run_folder.open_run(folder), {flag.name for flag in given}
+    flags = {flag.field: flag.name for flag in flags_of("data", type(made))}
+    remembered = {flags[field]: value for field, value in _reading_of(checkpoint, type(made)).items()}
+    shown = [f"{name} {value}" for name, value in remembered.items() if name not in names]
+    notes = [f"as in training: {' '.join(shown)}"] if shown else []
+    return notes + [
+        f"warning: {file} has the content of the training data of {folder}"
+        for file in fingerprints.training_files(checkpoint, made)
+    ]
+
+
+def _reading_of(checkpoint: Path, settings: type) -> dict[str, Any]:
+    """Return how a run reads its data, as far as it differs from the defaults; empty if no command has trained it."""
+    if not (checkpoint / PLAN_FILE).exists():
+        return {}
+    data = json.loads(run_folder.read_text(checkpoint, PLAN_FILE)).get("data", {})
+    default = {field.name: field.default for field in fields(settings)}
+    return {
+        name: value for name, value in reading_settings(data, settings).items() if value != default.get(name, value)
+    }
 
 
 def print_evaluation(metrics: Mapping[str, object]) -> None:

@@ -18,9 +18,11 @@ from ..tasks.vocabulary import WordVocabulary
 from ..train import Outcome
 from ..train.failures import disk_errors
 from .attention_output import check_single_input, max_examples, save_pairs
+from .cleaning import Cleaning
 from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import SummaryFiles
+from .fine_tuning_flags import FineTuningFlags
 from .stdin_lines import Runs, write_lines
 from .terminal import print_truncated, progress
 from .training_flags import Training
@@ -32,9 +34,11 @@ class SummarizationPlan:
 
     data: SummaryFiles
     valid: SummaryFiles | None
+    cleaning: Cleaning
     vocabulary: WordVocabulary
     model: SummarizationModelSettings
     batching: DocumentBatching
+    finetuning: FineTuningFlags
     training: Training
 
 
@@ -53,14 +57,15 @@ def train(plan: SummarizationPlan, out: Path, resume: bool, device: str | None, 
     The model pointer can copy words from the document, even words outside its vocabulary. The best checkpoint has the
     highest ROUGE-L on the validation data; without validation data it is the last one.
     """
+    pairs, valid = plan.data.read(), None if plan.valid is None else plan.valid.read(prefix="valid-")
     return summarization.train(
-        plan.data.read(),
-        valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
+        plan.cleaning.clean(pairs, valid),
+        valid=valid,
         out=out,
         recipe=plan.training.recipe("rougeL", "rouge1", "rouge2", "loss"),
-        model=plan.model,
-        vocabulary=plan.vocabulary,
+        **plan.finetuning.unless_kept(model=plan.model, vocabulary=plan.vocabulary),
         batching=plan.batching,
+        base=plan.finetuning.tuning,
         resume=resume,
         files=files,
         device=device,
@@ -82,7 +87,7 @@ class SummarizationEvaluation(SummaryFiles):
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Compute ROUGE-1, -2 and -L of the summaries, and the loss; several run folders are one ensemble."""
-        Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
+        search = Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
         pairs = list(self.read())
         summarizer = Summarizer.load(*folders, device=device)
         with progress("summarizing") as show:
@@ -95,6 +100,7 @@ class SummarizationEvaluation(SummaryFiles):
                 show=show,
             )
         _print_truncated(summarizer, pairs)
+        search.print_method()
         return dict(found)
 
 

@@ -19,10 +19,10 @@ from ..checks import suggest_name
 from ..tasks import run_folder
 from ..train import Outcome
 from ..train.dataclass_json import from_json, to_json
-from . import fingerprints
+from . import fine_tuning_flags, fingerprints
 from .averaging import average_last
 from .device import Device
-from .flags import Flag, command, flags_of
+from .flags import Flag, OnceCommand, command, flags_of
 from .terminal import is_main_process, print_status
 from .training_flags import Training
 
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=TrainingPlan)
 PLAN_FILE = "plan.json"
 CHANGEABLE_SECTIONS = ("data", "valid", "batching", "training")  # may change when a run is resumed
 MAX_CONFIG_BYTES = 2**20
-PANELS = {"data": "Training data", "valid": "Validation data"}
+PANELS = {"data": "Training data", "valid": "Validation data", "finetuning": "Fine-tuning"}
 
 Values = Mapping[str, Mapping[str, Any]]
 Out = Annotated[
@@ -67,8 +67,12 @@ def add_train_command(
         out: Path, config: Path | None, resume: bool, device: str | None, given: Mapping[Flag, Any]
     ) -> None:
         checkpoint = _checkpoint_to_resume(out, task=name, resume=resume)
-        saved = {} if checkpoint is None else _saved_plan(checkpoint, plan)
-        made = make_plan(plan, saved, {} if config is None else read_config(config, plan), given, source=config)
+        settings = {} if config is None else read_config(config, plan)
+        saved = _base_plan(name, settings, given) if checkpoint is None else _saved_plan(checkpoint, plan)
+        made = make_plan(plan, saved, settings, given, source=config)
+        # The plan is saved with this number, so that a resumed run with more steps keeps its warm-up.
+        training = dataclasses.replace(made.training, warmup=made.training.warmup_steps)
+        made = dataclasses.replace(made, training=training)  # type: ignore[type-var]
         prints = fingerprints.fingerprints(made)
         if checkpoint is not None:
             fingerprints.check_matches(
@@ -85,7 +89,7 @@ def add_train_command(
             print(outcome.best if made.training.average is None else average_last(out, last=made.training.average))
 
     options = {"out": Out, "config": (Config, None), "resume": (Resume, False), "device": (Device, None)}
-    app.command(name, help=run.__doc__)(command(train_from_flags, options, flags_by_panel(plan)))
+    app.command(name, help=run.__doc__, cls=OnceCommand)(command(train_from_flags, options, flags_by_panel(plan)))
 
 
 def sections(plan: type) -> dict[str, Any]:
@@ -113,10 +117,14 @@ def make_plan(plan: type[P], saved: Values, config: Values, given: Mapping[Flag,
     for section, before in saved.items():
         for name, value in before.items():
             if section not in CHANGEABLE_SECTIONS and values[section][name] != value:
+                begun = "resumed" if "training" in saved else "fine-tuned"
+                hint = "give --out a new folder" if "training" in saved else "leave out --from"
                 raise ValueError(
-                    f"a resumed run cannot change its {section}: {name} was {value!r}, got {values[section][name]!r}; "
-                    "give --out a new folder to train another model"
+                    f"a {begun} run cannot change its {section}: {name} was {value!r}, got {values[section][name]!r}; "
+                    f"{hint} to train another model"
                 )
+    if any(value is not None for value in values.get("valid", {}).values()):
+        values["valid"] = {**reading_settings(values.get("data", {}), sections(plan)["data"]), **values["valid"]}
     made: dict[str, Any] = {}
     for section, group in sections(plan).items():
         where = f"{source} [{section}]" if section in config else f"[{section}]"
@@ -124,6 +132,15 @@ def make_plan(plan: type[P], saved: Values, config: Values, given: Mapping[Flag,
         is_absent = section == "valid" and all(value is None for value in settings.values())
         made[section] = None if is_absent else from_json(group, json.dumps(settings, default=str), source=where)
     return plan(**made)
+
+
+def reading_settings(data: Mapping[str, Any], group: type) -> dict[str, Any]:
+    """Return the settings of data that say how files are read, such as columns: those with a default other than None.
+
+    Validation data is read like training data, and so is the data that a run is evaluated on.
+    """
+    reading = {field.name for field in dataclasses.fields(group) if field.default is not None}
+    return {name: value for name, value in data.items() if name in reading}
 
 
 def plan_to_json(plan: Any) -> dict[str, Any]:
@@ -137,6 +154,8 @@ def read_config(path: Path, plan: type) -> Values:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes, too large for a config file")
+        if path.suffix in (".yaml", ".yml"):
+            raise ValueError(f"{path} is YAML, which is not read; write the settings as TOML or JSON, a section each")
         text = path.read_text(encoding="utf-8-sig")  # some editors on Windows save a byte order mark
         config = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
@@ -159,7 +178,26 @@ def _check_sections(config: Any, plan: type, *, source: str) -> Values:
             raise ValueError(f"{source}: unknown section {section!r}; {suggest_name(section, groups)}")
         if not isinstance(settings, dict):
             raise ValueError(f"{source}: section {section!r} must hold keys and values, got {settings!r}")
-    return config
+    return {section: _by_field(section, groups[section], settings, source) for section, settings in config.items()}
+
+
+def _by_field(section: str, group: type, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the settings of a section by field; a key may be the field or its flag, as `model` for `--model`.
+
+    Dashes and underscores are the same in a key, and so are `valid-source` and `source` in the section `valid`.
+    """
+    keys: dict[str, str] = {}
+    for prefix in ("", "valid-") if section == "valid" else ("",):
+        for flag in flags_of(section, group, prefix=prefix):
+            keys[flag.name[2:].replace("-", "_")] = flag.field
+    keys |= {field.name: field.name for field in dataclasses.fields(group)}
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        field = keys.get(key.replace("-", "_"), key)
+        if field in found:
+            raise ValueError(f"{source} [{section}]: {key!r} is given twice, also as {field!r}; leave one out")
+        found[field] = value
+    return found
 
 
 def _checkpoint_to_resume(out: Path, *, task: str, resume: bool) -> Path | None:
@@ -175,6 +213,19 @@ def _saved_plan(checkpoint: Path, plan: type) -> Values:
     return _check_sections(
         json.loads(run_folder.read_text(checkpoint, PLAN_FILE)), plan, source=str(checkpoint / PLAN_FILE)
     )
+
+
+def _base_plan(task: str, config: Values, given: Mapping[Flag, Any]) -> Values:
+    """Return the sections of the plan that a new run takes over from the run in --from; none without the flag."""
+    run = next((value for flag, value in given.items() if flag.name == "--from"), None)
+    run = run or config.get("finetuning", {}).get("run")
+    if run is None:
+        return {}
+    kept = fine_tuning_flags.kept_sections(Path(run), task, PLAN_FILE)
+    for section in (*config, *(flag.section for flag in given)):
+        if section in fine_tuning_flags.KEPT_SECTIONS and section not in kept:
+            raise ValueError(f"{run} has no {PLAN_FILE} to compare with, so its {section} is kept; leave it out")
+    return kept
 
 
 def _json_text(content: Any) -> str:

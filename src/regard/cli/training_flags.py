@@ -11,6 +11,7 @@ from ..train.dataclass_json import check_types
 from ..train.scheduled_sampling import Forcing
 from ..train.schedules import Schedule
 
+DEFAULT_WARMUP = 400
 LOWER_IS_BETTER = ("loss", "bits", "perplexity")
 
 
@@ -24,7 +25,11 @@ class Training:
     schedule: Annotated[
         Literal["inverse-sqrt", "cosine", "constant", "plateau"], "Learning-rate schedule after the warm-up."
     ] = "inverse-sqrt"
-    warmup: Annotated[int, "Number of warm-up steps, in which the learning rate rises from 0 to its peak."] = 400
+    warmup: Annotated[
+        int | None,
+        "Number of warm-up steps, in which the learning rate rises from 0 to its peak. Default: 400, or a tenth of "
+        "--steps if that is fewer.",
+    ] = None
     weight_decay: Annotated[float, "Weight decay of AdamW, for matrices only."] = 0.0
     clip: Annotated[float | None, "Maximum norm of the gradient; larger gradients are scaled down."] = 1.0
     accumulate: Annotated[int, "Number of batches per optimizer step (gradient accumulation)."] = 1
@@ -94,21 +99,28 @@ class Training:
         )
 
     @property
+    def warmup_steps(self) -> int:
+        """The number of warm-up steps."""
+        if self.warmup is not None:
+            return self.warmup
+        return DEFAULT_WARMUP if self._steps is None else max(1, min(DEFAULT_WARMUP, self._steps // 10))
+
+    @property
     def _steps(self) -> int | None:
         return 10_000 if self.steps is self.epochs is None else self.steps
 
     def _schedule(self) -> Schedule:
         match self.schedule:
             case "inverse-sqrt":
-                return InverseSquareRoot(self.rate, warmup=self.warmup)
+                return InverseSquareRoot(self.rate, warmup=self.warmup_steps)
             case "cosine":
                 if self._steps is None:
                     raise ValueError("schedule cosine needs the number of steps, got epochs; pass steps")
-                return Cosine(self.rate, steps=self._steps, warmup=self.warmup)
+                return Cosine(self.rate, steps=self._steps, warmup=self.warmup_steps)
             case "constant":
-                return Constant(self.rate, warmup=self.warmup)
+                return Constant(self.rate, warmup=self.warmup_steps)
             case "plateau":
-                return Plateau(self.rate, warmup=self.warmup)
+                return Plateau(self.rate, warmup=self.warmup_steps)
 
     def _forcing(self) -> Forcing | None:
         match self.forcing:

@@ -21,9 +21,11 @@ from ..train import Outcome
 from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
 from .attention_output import check_single_input, max_examples, save_pairs
+from .cleaning import Cleaning
 from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import PairFiles, check_writable
+from .fine_tuning_flags import FineTuningFlags
 from .stdin_lines import Runs, write_lines
 from .terminal import print_status, progress
 from .training_flags import Training
@@ -54,9 +56,11 @@ class TranslationPlan:
 
     data: PairFiles
     valid: PairFiles | None
+    cleaning: Cleaning
     vocabulary: PairVocabulary
     model: TranslationModelSettings
     batching: Batching
+    finetuning: FineTuningFlags
     training: Training
 
 
@@ -72,14 +76,15 @@ def train(plan: TranslationPlan, out: Path, resume: bool, device: str | None, fi
 
     The best checkpoint has the highest chrF on the validation data; without validation data it is the last one.
     """
+    pairs, valid = plan.data.read(), None if plan.valid is None else plan.valid.read(prefix="valid-")
     return translation.train(
-        plan.data.read(),
-        valid=None if plan.valid is None else plan.valid.read(prefix="valid-"),
+        plan.cleaning.clean(pairs, valid),
+        valid=valid,
         out=out,
         recipe=plan.training.recipe("chrf", "bleu", "exact", "loss"),
-        model=plan.model,
-        vocabulary=plan.vocabulary,
+        **plan.finetuning.unless_kept(model=plan.model, vocabulary=plan.vocabulary),
         batching=plan.batching,
+        base=plan.finetuning.tuning,
         resume=resume,
         files=files,
         device=device,
@@ -99,13 +104,14 @@ class TranslationEvaluation(PairFiles):
 
         Several run folders are one ensemble.
         """
-        Search(beam=self.beam, max_length=self.max_length)
+        search = Search(beam=self.beam, max_length=self.max_length)
         pairs = list(self.read())
         translator = Translator.load(*folders, device=device)
         with progress("translating") as show:
             found = translator.evaluate(
                 pairs, beam=self.beam, max_length=self.max_length, tokenize=self.tokenize, show=show
             )
+        search.print_method()
         return dict(found)
 
 

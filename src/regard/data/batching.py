@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data_fingerprint import data_fingerprint
 from .buckets import Bucket, buckets, share_evenly
 from .errors import DataError
 from .loading import Chunk, Chunks, load_chunks
@@ -155,6 +156,11 @@ class Batches:
             return None
         done = self._report.examples * self._ranks + self._report.dropped + self._report.uneven
         return min(1.0, done / self._size)
+
+    def fingerprint(self) -> str | None:
+        """Return a fingerprint of the source if it is a list or has one itself, else None."""
+        own = getattr(self._source, "fingerprint", None)
+        return own() if own is not None else data_fingerprint(self._source)
 
     def state(self) -> dict[str, Any]:
         """Return the position as plain numbers; the same on every rank except for the counts."""

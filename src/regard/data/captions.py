@@ -77,7 +77,8 @@ def captions_tsv(
         if len(cells) <= most:
             raise DataError(f"expected at least {most + 1} columns, got {len(cells)}", file=path, line=number)
         if all(cells[place] == value for place, value in (where or {}).items()):
-            found.add(pictures, "/".join(cells[place] for place in parts), cells[caption], line=number)
+            named = "/".join(cells[place] for place in parts)
+            found.add(pictures, named, cells[caption], line=number, column=parts[0])
     return found.captions(pictures)
 
 
@@ -104,9 +105,25 @@ class _CaptionFile:
         self.path = path
         self.by_name: dict[str, tuple[str, ...]] = {}
 
-    def add(self, pictures: Pictures, name: str, caption: str, *, line: int | None = None, place: str = "") -> None:
+    def add(
+        self,
+        pictures: Pictures,
+        name: str,
+        caption: str,
+        *,
+        line: int | None = None,
+        place: str = "",
+        column: int | None = None,
+    ) -> None:
         if name not in self.by_name and name not in pictures:
-            raise DataError(f"{place}no image {name!r} in {pictures.path}", file=self.path, line=line)
+            raise DataError(
+                f"{place}no image {name!r} in {pictures.path}",
+                file=self.path,
+                line=line,
+                hint=None
+                if column is None
+                else f"column {column} was read as its name; name=1 (--image-column 1) reads another",
+            )
         if not caption.strip():
             raise DataError(
                 f"{place}the caption of {name!r} is empty",

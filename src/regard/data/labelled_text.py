@@ -12,6 +12,7 @@ import numpy as np
 from .errors import DataError, DataWarning
 from .joined_rows import Paths, RowsOfFile, as_paths, join_rows, matching_paths
 from .lines import Lines
+from .row_checks import KeptRows, Numbers
 from .table_header import is_label_header, is_swapped, may_be_label_header
 from .tabular import Columns, TextRows, columns, separator_of
 from .text import check_class_names
@@ -59,6 +60,10 @@ class LabelledText:
     def __iter__(self) -> Iterator[Labelled]:
         for (text, _), label in zip(self._rows, self.labels.tolist(), strict=True):
             yield Labelled(text, label)
+
+    def only(self, numbers: Numbers) -> LabelledText:
+        """Return the examples with these numbers, in ascending order, with the same classes."""
+        return LabelledText(KeptRows(self._rows, numbers), classes=self.classes)
 
     def where(self, number: int) -> str:
         """Return the file and line of an example."""

@@ -8,8 +8,8 @@ A task is three things in `tasks/<task>.py`, and a test of each in `tests/tasks/
 2. **`train(data, *, out, valid=None, recipe=..., model=..., resume=False, files=None, show=None) -> Outcome`**. It
    passes a function `prepare(start) -> Setup` to `setup.run`, which all tasks share. `prepare` raises every error in
    data and settings before anything is written: it reads and encodes the data (`EncodedExamples`), learns the
-   vocabulary (`Vocabulary`) and builds the model. A resumed run reads its config and tokenizers from
-   `start.checkpoint`.
+   vocabulary (`Vocabulary`) and builds the model. A resumed run, and one that fine-tunes another (`base`), reads its
+   config and tokenizers from `start.checkpoint`.
 3. **A predictor**, such as `Translator`: `load(folder)`, its verb, `score` if it has one, and
    `evaluate(data) -> dict[str, MetricValue]`, whose numbers `fit` also uses for validation.
 
@@ -29,6 +29,7 @@ scoring); tasks on images share `image_inputs` (sizes, batches).
 
 from . import answering, captioning, classification, language, summarization, translation
 from .batching import Batching
+from .fine_tuning import FineTuning
 from .metrics import MetricValue
 from .pairs import PairVocabulary
 from .vocabulary import Vocabulary
@@ -37,6 +38,7 @@ Measured = MetricValue  # the name of earlier versions
 
 __all__ = [
     "Batching",
+    "FineTuning",
     "Measured",
     "MetricValue",
     "PairVocabulary",

@@ -20,6 +20,7 @@ from ..train.dataclass_json import check_left_at_default, check_types
 from . import run_folder
 from .batching import TOO_LONG
 from .character_inputs import ALPHABET_FILE, CharacterIds
+from .data_checks import question_key, report_rows
 from .document_windows import (
     InputLayout,
     OneRowLayout,
@@ -30,6 +31,7 @@ from .document_windows import (
     check_questions,
     longest_row,
 )
+from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue, squad_scores
 from .pretrained import encoder_of, max_positions
 from .seq2seq_task import ShowProgress
@@ -135,6 +137,7 @@ def train(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a model that answers questions, into the folder `out`.
 
@@ -148,6 +151,14 @@ def train(
     `translation.train`.
     """
 
+    check_kept(
+        base,
+        model=model != DEFAULT_MODEL,
+        vocabulary=vocabulary != DEFAULT_VOCABULARY,
+        windows=windows != DEFAULT_WINDOWS,
+        pretrained=pretrained is not None,
+    )
+
     def prepare(start: Start) -> Setup:
         if recipe.forcing is not None:
             raise ValueError("forcing needs a recurrent decoder, which this task does not have; leave it out")
@@ -156,18 +167,21 @@ def train(
             raise DataError("there are no questions", hint="expected at least one")
         if start.checkpoint is not None:
             answerer = Answerer.of(start.checkpoint)
+            if start.fresh and _impossible(asked):
+                answerer.config = replace(answerer.config, impossible=True)
         elif pretrained is None:
             answerer = _new_answerer(asked, model, vocabulary, windows)
         elif model != DEFAULT_MODEL or vocabulary != DEFAULT_VOCABULARY:
             raise ValueError("pretrained includes its own model and vocabulary; leave out model and vocabulary")
         else:
             answerer = _from_pretrained(Path(pretrained), asked, windows)
+        judged = None if valid is None else list(valid)
         asked = _handle_long_questions(asked, answerer, say=start.say)
         examples = answerer.window_examples(asked, answers=[_first_answer(one) for one in asked])
         scale, longest = answerer.layout.scale, max(examples.lengths)
         if tokens < longest:
             raise ValueError(f"a batch must have room for the longest row of {longest} tokens, got tokens={tokens}")
-        return Setup(
+        setup = Setup(
             model=answerer.model,
             batches=Batches(
                 examples,
@@ -177,12 +191,14 @@ def train(
                 seed=recipe.seed,
                 shard=(start.group.rank, start.group.size),
             ),
-            evaluate=None if valid is None else _judge(list(valid), answerer),
+            evaluate=None if judged is None else _judge(judged, answerer),
             files=answerer.files(),
             unit="windows",
         )
+        report_rows(start, map(question_key, asked), None if judged is None else map(question_key, judged), "questions")
+        return setup
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
 
 class Asking(NamedTuple):

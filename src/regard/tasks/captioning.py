@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,9 +24,10 @@ from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics, run_folder, word_alignment
 from .caption_inputs import CaptionExamples, CaptionLengths, ExampleImages, Examples, texts_of
+from .fine_tuning import FineTuning, check_kept
 from .image_inputs import Image, ImageSettings, ImageTransform
 from .metrics import MetricValue
-from .seq2seq_task import GeneratedText, ShowProgress, check_beam, length_limit, search_n_best
+from .seq2seq_task import GREEDY_EVALUATIONS, GeneratedText, ShowProgress, check_beam, length_limit, search_n_best
 from .setup import Setup, Start, run
 from .vocabulary import TOKENIZER, Vocabulary, WordVocabulary
 
@@ -145,6 +146,7 @@ def train(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a captioner on images with one or several captions each, into the folder `out`.
 
@@ -155,6 +157,8 @@ def train(
     references, `exact`, and the `loss` per token. Other arguments are as in `translation.train`.
     """
 
+    check_kept(base, model=model != DEFAULT_MODEL, vocabulary=vocabulary != DEFAULT_VOCABULARY)
+
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(texts_of(examples)) if begun is None else _tokenizer_of(begun)
@@ -164,10 +168,15 @@ def train(
             config = CaptioningConfig(model=model(tokenizer, sight), sight=sight, longest=captions_to_learn.longest)
         else:
             config = _config_of(begun)
+            if start.fresh:
+                config = replace(config, longest=max(config.longest, captions_to_learn.longest))
+                seeing.check_kept(config.sight)
         if recipe.forcing is not None:
             raise ValueError("forcing is not supported for captioners; leave it out")
         if valid is not None and not len(valid):
             raise ValueError("valid has no images; leave it out to train without validation")
+        if valid is not None:
+            start.say(GREEDY_EVALUATIONS)
         batches = seeing.batches(
             captions_to_learn,
             ExampleImages(examples),
@@ -184,7 +193,7 @@ def train(
             files={run_folder.CONFIG: run_folder.config_text(TASK, config), TOKENIZER: tokenizer.to_json()},
         )
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
 
 class Describer:

@@ -12,15 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data import Tokenizer
+from ..data.row_checks import label_key
 from ..data.text import check_not_a_string
 from ..lens import Tape
-from ..models import BertClassifier, BertConfig
+from ..models import AttentionConvNetConfig, BertClassifier, BertConfig, TextClassifierConfig
 from ..models.named_choices import Activation
 from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from . import attention_maps, run_folder
 from .batching import Batching
 from .classifiers import ClassificationModelSettings, Network, build_model
+from .data_checks import report_rows
 from .encoded_dataset import EncodedExamples
+from .fine_tuning import FineTuning, check_kept
 from .image_inputs import ImageSettings, ImageTransform, MappedBatches
 from .metrics import Confusion, MetricValue
 from .pretrained import class_names, class_numbers, encoder_of, max_positions
@@ -31,6 +34,7 @@ from .vocabulary import Vocabulary, WordVocabulary
 
 TASK = "classification"
 MAX_CAPTURED_EXAMPLES = 500
+HEAD = "classes."  # beginning of the names of the parameters of every classification head
 MIN_TEXTS_FOR_LABEL_WARNING = 40  # with fewer texts, many classes are no sign of a mistake
 
 
@@ -87,6 +91,7 @@ def train_texts(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a classifier of texts, into the folder `out`.
 
@@ -99,8 +104,15 @@ def train_texts(
     as in `translation.train`.
     """
 
+    check_kept(
+        base,
+        model=model != DEFAULT_MODEL,
+        vocabulary=vocabulary != DEFAULT_VOCABULARY,
+        pretrained=pretrained is not None,
+    )
+
     def prepare(start: Start) -> Setup:
-        begun, learned = start.checkpoint, None
+        begun, learned, new = start.checkpoint, None, None
         if begun is None and pretrained is not None:
             if model != DEFAULT_MODEL or vocabulary != DEFAULT_VOCABULARY:
                 raise ValueError("pretrained includes its own model and vocabulary; leave out model and vocabulary")
@@ -126,6 +138,8 @@ def train_texts(
             inputs = TextInputs(words, letters, isinstance(network, BertConfig), batching.limit)
         else:
             config, inputs = _config_of(begun), _texts_of(begun)
+            if start.fresh:
+                config, new = _with_classes(config, examples.classes, say=start.say)
         _check_shared_classes(examples, config.classes)
         _warn_single_class(config.classes, start.say)
         if 2 * len(config.classes) > max(len(examples), MIN_TEXTS_FOR_LABEL_WARNING):
@@ -147,9 +161,11 @@ def train_texts(
             return spelling(batch["index"].tolist(), {**inputs.with_ends(batch), "label": labels[batch["index"]]})
 
         prepared = _setup(config, inputs, MappedBatches(batches, add_labels), valid, recipe, unit="texts")
+        prepared = replace(prepared, new=new)
+        report_rows(start, map(label_key, examples), None if valid is None else map(label_key, valid), "texts")
         return prepared if learned is None else replace(prepared, model=learned)
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
 
 def train_images(
@@ -164,6 +180,7 @@ def train_images(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a classifier of images, into the folder `out`.
 
@@ -173,23 +190,29 @@ def train_images(
     An evaluation returns `accuracy`, `f1` and `loss`. Other arguments are as in `translation.train`.
     """
 
+    check_kept(base, model=model != DEFAULT_MODEL)
+
     def prepare(start: Start) -> Setup:
-        begun = start.checkpoint
+        begun, new = start.checkpoint, None
         if begun is None:
             sight = seeing.transform_for(examples)
             network = model.images(sight, classes=len(examples.classes))
             config = ClassificationConfig(model=network, classes=tuple(examples.classes), limit=None, sight=sight)
         else:
             config = _config_of(begun)
+            if config.sight is None:
+                raise ValueError("the run is a classifier of texts, got images; name another folder")
+            if start.fresh:
+                seeing.check_kept(config.sight)
+                config, new = _with_classes(config, examples.classes, say=start.say)
+        assert config.sight is not None
         _check_shared_classes(examples, config.classes)
         _warn_single_class(config.classes, start.say)
-        if config.sight is None:
-            raise ValueError("the run is a classifier of texts, got images; name another folder")
         labels = [{"label": int(label)} for label in examples.labels]
         batches = seeing.batches(labels, ExampleInputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
-        return _setup(config, config.sight, batches, valid, recipe, unit="images")
+        return replace(_setup(config, config.sight, batches, valid, recipe, unit="images"), new=new)
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +373,27 @@ def _from_pretrained(
         reason = f"that of {folder} has {theirs}"
     say(f"the classification head for {len(classes)} classes is new: {reason}")
     return BertClassifier(bert, classes=len(classes)), tokenizer
+
+
+def classes_of(folder: str | Path) -> tuple[str, ...]:
+    """Return the names of the classes of a run."""
+    return _config_of(run_folder.open_run(folder)).classes
+
+
+def _with_classes(
+    config: ClassificationConfig, classes: Sequence[str], *, say: Callable[[str], None]
+) -> tuple[ClassificationConfig, str | None]:
+    """Return the config of a run to fine-tune for these classes, and the parameters that are new if they differ."""
+    if tuple(classes) == config.classes:
+        return config, None
+    say(
+        f"the classification head is new, for {', '.join(classes[:8])}: the run to begin with has "
+        f"{', '.join(config.classes[:8])}"
+    )
+    network = config.model
+    if isinstance(network, (TextClassifierConfig, AttentionConvNetConfig)):
+        network = replace(network, classes=len(classes))
+    return replace(config, classes=tuple(classes), model=network), HEAD
 
 
 def _build_model(config: ClassificationConfig) -> nn.Module:

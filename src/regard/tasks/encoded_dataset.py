@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
@@ -54,6 +55,15 @@ class EncodedExamples:
             raise IndexError(f"there is no example {number}: the dataset has {self._count}")
         number %= self._count
         return {name: x[self._ends[name][number] : self._ends[name][number + 1]] for name, x in self._ids.items()}
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of all ids."""
+        hashed = hashlib.sha256()
+        for name, x in self._ids.items():
+            hashed.update(f"{name} {len(x)}".encode())
+            hashed.update(x.tobytes())
+            hashed.update(self._ends[name].tobytes())
+        return hashed.hexdigest()[:32]
 
     def batch(self, rows: Sequence[int], *, pad: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
         """Collate examples: each field padded, `(b, n)`, and its lengths as `name_lengths`, `(b,)`."""

@@ -90,6 +90,13 @@ class ImageSettings:
             size=self.size or (height if is_array else DEFAULT_PIXELS), channels=self.channels or (1 if grey else 3)
         )
 
+    def check_kept(self, sight: ImageTransform) -> None:
+        """Raise if size or channels differ from those of a run that is fine-tuned."""
+        for name in ("size", "channels"):
+            given, kept = getattr(self, name), getattr(sight, name)
+            if given is not None and given != kept:
+                raise ValueError(f"a fine-tuned run keeps the {name} of its images, {kept}, got {given}; leave it out")
+
     def batches(
         self,
         examples: Sequence[Mapping[str, Any]],
@@ -172,6 +179,11 @@ class MappedBatches:
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.change, self.batches)
+
+    def fingerprint(self) -> str | None:
+        """Return the fingerprint of the wrapped batches, None if they have none."""
+        own = getattr(self.batches, "fingerprint", None)
+        return None if own is None else own()
 
     def state(self) -> dict[str, Any]:
         """Return the position after the last batch."""

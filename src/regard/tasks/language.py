@@ -22,7 +22,9 @@ from ..nn.losses import cross_entropy_per_target
 from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_types
 from . import run_folder
+from .data_checks import report_lines
 from .encoded_dataset import EncodedExamples, in_batches
+from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue
 from .seq2seq_task import ShowProgress
 from .setup import Setup, Start, run
@@ -119,6 +121,7 @@ def train(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a language model on the lines of a text, into the folder `out`.
 
@@ -136,6 +139,8 @@ def train(
     check_reiterable(lines, "lines")
     check_not_a_string(valid, "valid")
 
+    check_kept(base, model=model != DEFAULT_MODEL, vocabulary=vocabulary != DEFAULT_VOCABULARY)
+
     def prepare(start: Start) -> Setup:
         begun = start.checkpoint
         tokenizer = vocabulary.learn(lines) if begun is None else _tokenizer_of(begun)
@@ -144,6 +149,7 @@ def train(
             raise ValueError(
                 f"a batch must have room for a window of {config.model.length} tokens, got tokens={tokens}"
             )
+        judged = None if valid is None else list(valid)
         batches = Batches(
             _windows(_row(lines, tokenizer), config.model.length, stride),
             _window,
@@ -154,14 +160,21 @@ def train(
         )
         if recipe.forcing is not None:
             raise ValueError("forcing needs a recurrent decoder, and language models have none; leave it out")
-        return Setup(
+        setup = Setup(
             model=Gpt(config.model),
             batches=batches,
-            evaluate=None if valid is None else _judge(list(valid), tokenizer),
+            evaluate=None if judged is None else _judge(judged, tokenizer),
             files={run_folder.CONFIG: run_folder.config_text(TASK, config), TOKENIZER: tokenizer.to_json()},
         )
+        report_lines(start, lines, judged)
+        if judged is not None:
+            start.say(
+                f"evaluations in training cut the text into windows of {config.model.length} tokens; regard evaluate "
+                "predicts each token from at least half a window by default (--overlap 0 cuts it as in training)"
+            )
+        return setup
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
 
 class LanguageModel:

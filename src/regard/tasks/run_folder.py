@@ -21,6 +21,14 @@ from ..train.training_state import RECIPE
 
 T = TypeVar("T")
 CONFIG = "config.json"
+COMMANDS = {  # by task, the command that uses its runs
+    "translation": "translate",
+    "language": "generate",
+    "summarization": "summarize",
+    "answering": "answer",
+    "classification": "classify",
+    "captioning": "caption",
+}
 FORMAT = 1
 
 
@@ -70,7 +78,11 @@ def config_of(checkpoint: Path, task: str, cls: type[T]) -> T:
     """Return the task's part of `config.json`; raise if the checkpoint belongs to another task."""
     config = _read(checkpoint)
     if config["task"] != task:
-        raise ValueError(f"{checkpoint} is a checkpoint of the task {config['task']!r}, expected {task!r}")
+        use = COMMANDS.get(config["task"])
+        raise ValueError(
+            f"{checkpoint} is a checkpoint of the task {config['task']!r}, expected {task!r}"
+            + (f"; use regard {use}" if use else "")
+        )
     own = {key: value for key, value in config.items() if key not in ("format", "task")}
     try:
         return from_json(cls, json.dumps(own), source=str(checkpoint / CONFIG))

@@ -26,6 +26,9 @@ from .pairs import Draft, TextPair, Tokenizers, check_pairs
 
 TOKENS_PER_BATCH = 4096
 MAX_CAPTURED_PAIRS = 500
+GREEDY_EVALUATIONS = (
+    "evaluations in training use greedy search; regard evaluate uses beam search by default, and with --beam 1 greedy"
+)
 Network = Seq2SeqConfig | PointerConfig | TransformerConfig
 ShowProgress = Callable[[int, int], None]  # called with the number of examples done, and of all
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -10,14 +11,17 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ..data.row_checks import pair_key
 from ..data.text import check_reiterable
 from ..models import TransformerConfig
 from ..train import Outcome, Progress, Recipe
 from . import run_folder
 from .batching import Batching
+from .data_checks import report_rows
+from .fine_tuning import FineTuning
 from .metrics import MetricValue
 from .pairs import TextPair, Tokenizers, check_pairs
-from .seq2seq_task import Network, Seq2SeqTaskConfig, build_model, tokenizers_class
+from .seq2seq_task import GREEDY_EVALUATIONS, Network, Seq2SeqTaskConfig, build_model, tokenizers_class
 from .setup import Setup, Start, run
 
 
@@ -42,6 +46,7 @@ def train(
     files: Mapping[str, str] | None,
     device: torch.device | str | None,
     show: Progress | None,
+    base: str | Path | FineTuning | None,
 ) -> Outcome:
     """Train a new model, or resume the run in `out`; validate with `writer`, the class of the predictor.
 
@@ -59,21 +64,26 @@ def train(
         else:
             config = run_folder.config_of(start.checkpoint, task, Seq2SeqTaskConfig)
             network, tokenizers = config.model, tokenizers_class(config.model).load(start.checkpoint)
+        judged = None if valid is None else list(valid)
         examples = tokenizers.encode(pairs)
         batches = batching.over(examples, pad=tokenizers.pad, seed=recipe.seed, group=start.group, say=start.say)
         if recipe.forcing is not None and isinstance(network, TransformerConfig):
             raise ValueError("forcing needs a recurrent decoder, got a Transformer; leave it out")
+        longest = min(batching.limit, int(examples.lengths["target"].max()))
         if config is None:
-            longest = min(batching.limit, int(examples.lengths["target"].max()))
             config = Seq2SeqTaskConfig(model=network, longest=longest, limit=limit)
-        return Setup(
+        elif start.fresh:
+            config = replace(config, longest=max(config.longest, longest))
+        setup = Setup(
             model=build_model(network),
             batches=batches,
-            evaluate=None if valid is None else _judge(writer, list(valid), tokenizers, config, say=start.say),
+            evaluate=None if judged is None else _judge(writer, judged, tokenizers, config, say=start.say),
             files={run_folder.CONFIG: run_folder.config_text(task, config), **tokenizers.files()},
         )
+        report_rows(start, map(pair_key, pairs), None if judged is None else map(pair_key, judged), "pairs")
+        return setup
 
-    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show)
+    return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
 
 def _judge(
@@ -93,6 +103,8 @@ def _judge(
                 f"{long:,} of {len(valid):,} validation documents have more than {limit} tokens; only the first "
                 f"{limit} are read"
             )
+
+    say(GREEDY_EVALUATIONS)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         squad_scores = writer([model], tokenizers, longest=config.longest, limit=config.limit)

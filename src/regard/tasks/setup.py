@@ -13,26 +13,36 @@ from torch import nn
 from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, process_group
 from ..train.progress import default_progress
 from . import run_folder
+from .fine_tuning import BASE, FineTuning, as_fine_tuning, begin, choose_parameters, saved_new, saved_tuning
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a run: the `checkpoint` to resume from, None for a new run; `say` prints a line to the log."""
+    """The start of a run; `say` prints a line to the log.
+
+    The model and the tokenizers are those of `checkpoint`, if there is one: the one to resume from, or, if `fresh`, the
+    one whose fine-tuning begins.
+    """
 
     checkpoint: Path | None
     group: Group
     say: Callable[[str], None]
+    fresh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The arguments of a task for `fit`; `files` are its `config.json` and tokenizers."""
+    """The arguments of a task for `fit`; `files` are its `config.json` and tokenizers.
+
+    `new` is the beginning of the names of the parameters that fine-tuning does not take over, None for none.
+    """
 
     model: nn.Module
     batches: Epochs
     evaluate: Callable[[Any], Mapping[str, float]] | None
     files: Mapping[str, str]
     unit: str = "tokens"
+    new: str | None = None
 
 
 def run(
@@ -44,8 +54,11 @@ def run(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train the model that `prepare` returns, in the folder `out`; `files` are stored in each checkpoint too.
+
+    A new run begins with the weights of `base`, if given. A resumed run keeps its own, and the parameters it trains.
 
     `prepare` raises every error in data and settings before anything is written. It runs in each training process, with
     PyTorch's generator seeded. `device` is by default a GPU per process if there are any.
@@ -56,15 +69,36 @@ def run(
         checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=say)
         group.wait()  # no process writes before all have checked the folder
         torch.manual_seed(recipe.seed)
-        setup = prepare(Start(checkpoint, group, say))
+        tuning = as_fine_tuning(base) if checkpoint is None else _tuning_of(checkpoint, as_fine_tuning(base))
+        fresh = checkpoint is None and tuning is not None
+        source = run_folder.open_run(tuning.run) if tuning is not None and fresh else checkpoint
+        setup = prepare(Start(source, group, say, fresh))
+        record = {}
+        if tuning is not None and source is not None:
+            if fresh:
+                record[BASE] = begin(setup.model, source, tuning, setup.files, say, new=setup.new)
+            else:
+                choose_parameters(setup.model, tuning, new=saved_new(source))
+                record[BASE] = run_folder.read_text(source, BASE)
         return fit(
             setup.model.to(group.device),
             setup.batches,
             recipe,
             folder=out,
             evaluate=setup.evaluate,
-            files={**setup.files, **(files or {})},
+            files={**setup.files, **record, **(files or {})},
             resume=resume,
             unit=setup.unit,
             show=shown,
         )
+
+
+def _tuning_of(checkpoint: Path, given: FineTuning | None) -> FineTuning | None:
+    """Return how a run to resume is fine-tuned; raise if `given` differs."""
+    saved = saved_tuning(checkpoint)
+    if given is not None and given != saved:
+        raise ValueError(
+            f"a resumed run cannot change its fine-tuning: it was {saved}, got {given}; leave base out, or name "
+            "another folder"
+        )
+    return saved

@@ -15,6 +15,7 @@ from ..train import InverseSquareRoot, Outcome, Progress, Recipe
 from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics, seq2seq_training
 from .batching import Batching, Long
+from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue, RougeWords
 from .pairs import TextPair, Tokenizers, check_pairs
 from .seq2seq_task import GeneratedText, Network, ShowProgress, Writer, tokenizers_class
@@ -152,6 +153,7 @@ def train(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a summarizer on documents, the sources, and their summaries, into the folder `out`.
 
@@ -162,6 +164,8 @@ def train(
     truncates every document to the same limit. An evaluation returns `rouge1`, `rouge2`, `rougeL` and `loss`, of greedy
     summaries. Other arguments are as in `translation.train`.
     """
+
+    check_kept(base, model=model != DEFAULT_MODEL, vocabulary=vocabulary != DEFAULT_VOCABULARY)
 
     def new() -> tuple[Network, Tokenizers]:
         tokenizer = vocabulary.learn(text for pair in pairs for text in (pair.source, pair.target))
@@ -182,6 +186,7 @@ def train(
         files=files,
         device=device,
         show=show,
+        base=base,
     )
 
 

@@ -18,6 +18,7 @@ from ..train import InverseSquareRoot, Outcome, Progress, Recipe
 from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics, seq2seq_training, word_alignment
 from .batching import Batching
+from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue
 from .pairs import PairVocabulary, TextPair, Tokenizers, check_pairs
 from .seq2seq_task import GeneratedText, ShowProgress, Writer
@@ -143,6 +144,7 @@ def train(
     files: Mapping[str, str] | None = None,
     device: torch.device | str | None = None,
     show: Progress | None = None,
+    base: str | Path | FineTuning | None = None,
 ) -> Outcome:
     """Train a translator on pairs of sentences, into the folder `out`.
 
@@ -154,9 +156,13 @@ def train(
     `exact`, of greedy translations. `files` are stored in each checkpoint. `device` is by default a GPU if there is
     one. Nothing is written before all data and settings have been checked.
 
-    A resumed run keeps its model and tokenizers, and needs the same pairs again. This function checks only their
-    number; `regard train --resume` compares the files.
+    A resumed run keeps its model and tokenizers, and needs the same pairs again: other tokens raise.
+
+    `base`, the folder of a run or a `FineTuning`, begins with the weights and the tokenizers of that run instead of a
+    new model; `model` and `vocabulary` must then be left out.
     """
+
+    check_kept(base, model=model != DEFAULT_MODEL, vocabulary=vocabulary != DEFAULT_VOCABULARY)
 
     def new() -> tuple[Network, Tokenizers]:
         tokenizers = vocabulary.learn_both(pairs)
@@ -178,6 +184,7 @@ def train(
         files=files,
         device=device,
         show=show,
+        base=base,
     )
 
 

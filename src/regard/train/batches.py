@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..data_fingerprint import data_fingerprint
+
 
 @runtime_checkable
 class Epochs(Protocol):
@@ -20,6 +22,9 @@ class Epochs(Protocol):
     `state()` returns the position after the last batch yielded, in Python numbers, strings, lists and dicts, and
     `restore` goes there. With several processes each has its own share of the batches, and all have consumed the same
     number: the state of the first process restores every one.
+
+    A method `fingerprint()`, if there is one, returns a text that identifies the data, or None: `fit` saves it, and
+    refuses to resume with data of another fingerprint.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -41,6 +46,10 @@ class Shuffled:
     """
 
     def __init__(self, batches: Sequence[Any], *, seed: int = 0, rank: int = 0, world: int = 1) -> None:
+        if not (hasattr(batches, "__getitem__") and hasattr(batches, "__len__")):
+            raise TypeError(
+                f"batches must be a list of batches, got {type(batches).__name__}; write Shuffled(list(...))"
+            )
         if not 0 <= rank < world:
             raise ValueError(f"rank must be at least 0 and below world={world}, got {rank}")
         self.batches, self.seed, self.rank, self.world = batches, seed, rank, world
@@ -56,6 +65,10 @@ class Shuffled:
 
     def __len__(self) -> int:
         return len(range(self.rank, len(self.batches), self.world))
+
+    def fingerprint(self) -> str | None:
+        """Return a fingerprint of the batches if they are a list, else None."""
+        return data_fingerprint(self.batches)
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, the batches consumed by each process, and the settings that determine the order."""

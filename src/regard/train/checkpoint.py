@@ -256,10 +256,11 @@ def remove(path: Path) -> None:
 
 def _manifest(path: Path) -> bytes:
     names = sorted(p.name for p in path.iterdir() if p.name != MANIFEST and not p.name.startswith("."))
-    return "".join(f"{_digest(path / name)}  {name}\n" for name in names).encode()
+    return "".join(f"{digest_of(path / name)}  {name}\n" for name in names).encode()
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class Failure(RuntimeError):
     """A run that cannot continue; the process should end with `exit_code`."""
@@ -56,7 +58,7 @@ def disk_errors(path: Path, *, then: str = "resume") -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = number in FULL_DISK
         hint = "make room on the disk" if full else "check that the disk has room and the folder can be written"
         reason = os.strerror(number) if number else str(error)
         raise ResourceError(f"{path} could not be written: {reason}; {hint}, then {then}") from error
@@ -67,6 +69,8 @@ def memory_errors(hint: str) -> Iterator[None]:
     """Turn running out of memory inside, on the device or the host, into a `ResourceError`."""
     try:
         yield
+    except Failure:  # has its message already
+        raise
     except (MemoryError, RuntimeError) as error:
         spent = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
         if not spent:

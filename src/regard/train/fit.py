@@ -85,7 +85,8 @@ def fit(
     The model trains on the device it is on. Under `torchrun` every process calls `fit` with its share of the batches
     and a folder that all can see. SIGTERM and SIGINT save and raise `Stopped`; `resume=True` continues from the newest
     intact checkpoint, on the CPU bit for bit, or starts if there is none yet. Errors are a `Failure` with an exit code,
-    and the last good checkpoint stays. One process trains in a folder at a time: a second one is refused.
+    and the last good checkpoint stays. One process trains in a folder at a time: a second one is refused, and so
+    are other batches on `resume=True`, if they have a `fingerprint()` as `Shuffled` and `regard.data.Batches` do.
     """
     _check(model, batches, recipe, evaluate, files or {})
     run, device = Path(folder), next(model.parameters()).device
@@ -102,6 +103,8 @@ def fit(
         state, ended = TrainingState(), False
         if start is not None:
             state, ended = _resume(start, model, batches, recipe, files or {}, say=shown.say)
+        if group.leads:
+            state.data = _fingerprint_of(batches, state.data)
         trained = _prepare(model, recipe, group)
         once = partial(forward_and_backward, trained, autocast, group.device)
         replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
@@ -122,6 +125,8 @@ def fit(
             epoch=_steps_per_epoch(batches, recipe),
             unit=unit,
         )
+        if start is None and (line := _long_warmup(recipe, log.total_steps(state))):
+            shown.say(line)
         left, last = iter(batches), None
         counted = state.batch > 0  # whether a loss of this epoch counted an item; assumed after a resume
         model.train()
@@ -259,7 +264,7 @@ def _resume(
     evaluation is left out instead, so that scores are those of a run that was longer from the start.
     """
     state, place, before = training_state.read(start)
-    checkpoint.put(checkpoint.read_tensors(start), model, source=str(start / checkpoint.MODEL))
+    training_state.put_weights(start, model)
     batches.restore(place)
     say(f"resuming from {start}")
     for field in fields(Recipe):
@@ -283,6 +288,33 @@ def _resume(
         )
         ended = False
     return state, ended
+
+
+def _fingerprint_of(batches: Epochs, before: str | None) -> str | None:
+    """Return the fingerprint of the batches; raise if that of the checkpoint differs. The first process checks its own.
+
+    Data without a fingerprint is accepted.
+    """
+    own = getattr(batches, "fingerprint", None)
+    now = None if own is None else own()
+    if before is not None and now is not None and before != now:
+        raise ValueError(
+            "a resumed run must continue with the same training data, but these batches hold other data than those of "
+            "the checkpoint; give the same data, or name another folder to train another model"
+        )
+    return before if now is None else now
+
+
+def _long_warmup(recipe: Recipe, steps: int | None) -> str | None:
+    """Return a warning if the warm-up takes more than a fifth of the run, None otherwise."""
+    warmup = recipe.rate.warmup
+    if steps is None or warmup <= steps / 5:
+        return None
+    reached = max(recipe.rate(step) for step in {max(1, min(steps, warmup)), max(1, steps)})
+    return (
+        f"the warm-up takes {warmup:,} of {steps:,} steps, so the learning rate reaches {reached:.1e} of "
+        f"{recipe.rate.peak:.1e}; a fifth of the steps, {steps // 5:,}, is enough for most models"
+    )
 
 
 def _watched_metric(recipe: Recipe) -> str:

@@ -44,7 +44,7 @@ class Log:
         """Report a training step; when a row is due, write the mean loss since the last row."""
         state.sum, state.count, self.items = state.sum + total, state.count + count, self.items + count
         seconds = time.monotonic() - self.began
-        speed, steps = self.items / max(seconds, 1e-9), self._steps(state)
+        speed, steps = self.items / max(seconds, 1e-9), self.total_steps(state)
         report = StepReport(
             step=state.step,
             epoch=state.epoch,
@@ -74,7 +74,7 @@ class Log:
             self.evaluation_rows.add(row)
             self.board.add(self.run, "evaluation", row)
 
-    def _steps(self, state: TrainingState) -> int | None:
+    def total_steps(self, state: TrainingState) -> int | None:
         """Return the number of steps the run will have, None if unknown."""
         if self.epoch is None and state.epoch > 0:
             self.epoch = (state.step - 1) // state.epoch

@@ -18,6 +18,7 @@ from .batches import Epochs
 from .dataclass_json import check_types, from_json, to_json
 from .distributed import Group
 from .failures import CheckpointError
+from .lora import PREFIX, join_lora, lora_layers, split_lora
 from .optimizer import moments, put_moments, whole
 from .recipe import Recipe
 
@@ -40,6 +41,7 @@ class TrainingState:
     count: float = 0.0
     evaluated: tuple[int, ...] = ()  # steps with an evaluation; `scores` are theirs, lower is better
     scores: tuple[float, ...] = ()
+    data: str | None = None  # fingerprint of the training data, None if it has none
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -112,6 +114,9 @@ class Saver:
             return
         weights = self._gather(checkpoint.tensors(self.model))
         training = self._gather(moments(self.optimizer, self.model))
+        if self.group.leads:
+            weights, lora = split_lora(weights, self.model)
+            training |= lora
         for what, x in rng.capture().items():
             training |= {f"random.{rank}.{what}": part for rank, part in enumerate(self.group.gather(x))}
         numbers = {"state": to_json(state), "batches": self.batches.state(), "recipe": to_json(self.recipe)}
@@ -173,11 +178,19 @@ def _evaluated_on(record: str) -> Any:
     return data.get("valid") if isinstance(data, dict) else None
 
 
+def put_weights(path: Path, model: nn.Module) -> None:
+    """Copy the weights of a checkpoint into a model; into one with LoRA the parts that were saved beside them."""
+    weights = checkpoint.read_tensors(path)
+    if lora_layers(model):
+        weights = join_lora(weights, checkpoint.read_tensors(path, TENSORS))
+    checkpoint.put(weights, model, source=str(path / checkpoint.MODEL))
+
+
 def restore(path: Path, *, model: nn.Module, optimizer: AdamW, recipe: Recipe, group: Group) -> None:
     """Restore the optimizer's moments and this process's generators; an additional process seeds new ones."""
     training = checkpoint.read_tensors(path, TENSORS)
     own = f"random.{group.rank}."
-    kept = {key: x for key, x in training.items() if not key.startswith("random.")}
+    kept = {key: x for key, x in training.items() if not key.startswith(("random.", PREFIX))}
     put_moments(kept, optimizer, model, source=str(path / TENSORS))
     generators = {key.removeprefix(own): x for key, x in training.items() if key.startswith(own)}
     if generators:
