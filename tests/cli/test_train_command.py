@@ -216,3 +216,41 @@ def test_warmup_beyond_a_fifth_of_the_run_is_reported(files, tmp_path):
         "the warm-up takes 400 of 4 steps, so the learning rate reaches 1.0e-05 of 1.0e-03; a fifth of the steps, 0, "
         "is enough for most models" in ended.err
     )
+
+
+TASKS = {
+    "translation": ["--source", "a.de", "--target", "a.en", "--valid-source", "a.de", "--valid-target", "a.en"],
+    "language": ["--text", "a.en", "--valid-text", "a.de", "--length", 8, "--batch-tokens", 16],
+    "summarization": ["--documents", "news", "--summaries", "headlines"],
+    "answering": ["--data", "squad.json"],
+    "classification": ["--labelled", "reviews.tsv", "--valid-labelled", "reviews.tsv"],
+    "captioning": ["--captions", "captions.tsv", "--images", "scenes"],
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_data_is_checked_by_the_flags_of_training_and_nothing_is_written(task, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(files)
+    before = sorted(files.rglob("*"))
+    flags = [*TASKS[task], "--dim", 16]
+    ended = well("check-data", task, *flags)
+    assert ended.lines[-1] == "nothing was written"
+    starts = [line.partition(": ")[0] for line in ended.lines]
+    assert {"model", "memory", "time", "disk"} <= set(starts)
+    assert any("tokens are unknown" in line for line in ended.lines)
+    dry = well("train", task, *flags, "--dry-run", "--out", tmp_path / "run")
+    assert [line.partition(": ")[0] for line in dry.lines] == starts
+    assert sorted(files.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_of_images_counts_classes(files):
+    ended = well("check-data", "classification", "--images", files / "forms", "--dim", 16, "--size", 16)
+    assert ended.lines[0].startswith("training: 8 examples; ")
+
+
+def test_check_of_bad_data_is_an_error(files, tmp_path):
+    ended = run("check-data", "translation", "--source", files / "none", "--target", files / "a.en")
+    assert (ended.code, ended.out) == (2, "")
+    ended = run("check-data", "translation", "--source", files / "news", "--target", files / "a.en")
+    assert "the files must match line by line" in ended.err

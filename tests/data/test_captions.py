@@ -89,4 +89,4 @@ def test_image_that_is_not_there_names_the_column_of_names(shop, tmp_path):
     with pytest.raises(
         DataError, match=r"line 1: no image 'train' in .*; column 0 was read as its name; name=1 \(--im"
     ):
-        captions_tsv(tmp_path / "split.tsv", shop)
+        captions_tsv(tmp_path / "split.tsv", shop[0])

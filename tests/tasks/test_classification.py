@@ -288,7 +288,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
 def test_a_run_of_texts_is_not_gone_on_with_images(tmp_path):
     read(tmp_path / "run", model=TEXTS["pool"])
     images = bars(20)
-    with pytest.raises(ValueError, match="classes must be the same as in training: expected bad, good"):
+    with pytest.raises(ValueError, match="the run is a classifier of texts, got images; name another folder"):
         seen(tmp_path / "run", examples=images, resume=True)
     two = Images(images.images, images.labels % 2, classes=("bad", "good"))
     with pytest.raises(ValueError, match="the run is a classifier of texts, got images"):

@@ -55,13 +55,21 @@ app = typer.Typer(
 )
 train = typer.Typer(no_args_is_help=True, help="Train a model. Each task has a command, listed by regard train --help.")
 app.add_typer(train, name="train", rich_help_panel="Train")
+check = typer.Typer(
+    no_args_is_help=True, help="Print what a training run would read, learn and need, without training."
+)
+app.add_typer(check, name="check-data", rich_help_panel="Train")
 
-train_command.add_train_command(train, "translation", translation.TranslationPlan, translation.train)
-train_command.add_train_command(train, "language", language.LanguagePlan, language.train)
-train_command.add_train_command(train, "summarization", summarization.SummarizationPlan, summarization.train)
-train_command.add_train_command(train, "answering", answering.AnsweringPlan, answering.train)
-train_command.add_train_command(train, "classification", classification.ClassificationPlan, classification.train)
-train_command.add_train_command(train, "captioning", captioning.CaptioningPlan, captioning.train)
+for name, plan, run in (
+    ("translation", translation.TranslationPlan, translation.train),
+    ("language", language.LanguagePlan, language.train),
+    ("summarization", summarization.SummarizationPlan, summarization.train),
+    ("answering", answering.AnsweringPlan, answering.train),
+    ("classification", classification.ClassificationPlan, classification.train),
+    ("captioning", captioning.CaptioningPlan, captioning.train),
+):
+    train_command.add_train_command(train, name, plan, run)
+    train_command.add_check_command(check, name, plan, run)
 
 app.command(rich_help_panel="Train", cls=OnceCommand)(demo.demo)
 app.command(rich_help_panel="Train", cls=OnceCommand)(runs.average)

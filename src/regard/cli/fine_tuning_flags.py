@@ -12,7 +12,7 @@ from ..tasks import run_folder
 from ..tasks.fine_tuning import FineTuning
 from ..train.dataclass_json import check_types
 
-KEPT_SECTIONS = ("vocabulary", "model", "pretrained", "windows")  # of the plan of the run to begin with
+KEPT_SECTIONS = ("vocabulary", "model", "pretrained", "windows")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,9 +59,8 @@ def training_files(checkpoint: Path, given: Any) -> list[str]:
     prints = _section_fingerprints("data", given, only=record)
     default = {field.name: field.default for field in dataclasses.fields(given)}
     files = [flag for flag in flags_of("data", type(given)) if default[flag.field] is None and flag.name in prints]
-    return [
-        f"{flag.name} {_joined(getattr(given, flag.field))}" for flag in files if prints[flag.name] == record[flag.name]
-    ]
+    same = [flag for flag in files if prints[flag.name] == record[flag.name]]
+    return [f"{flag.name} {_join_files(getattr(given, flag.field))}" for flag in same]
 
 
 def digest(path: str) -> str | None:
@@ -116,13 +115,13 @@ def _changed_flags(section: str, plan: Any, before: Mapping[str, Mapping[str, st
     """Return the flags whose data has changed, with their new values, as text; empty if none has."""
     old, new, group = before[section], now.get(section, {}), getattr(plan, section)
     flags = [] if group is None else flags_of(section, type(group), prefix=PREFIXES[section])
-    given = {flag.name: _joined(getattr(group, flag.field)) for flag in flags}
+    given = {flag.name: _join_files(getattr(group, flag.field)) for flag in flags}
     gone = [f"no {name}" for name in old if name not in new]
     different = [f"{name} {given[name]}" for name, x in new.items() if x is not None and x != old.get(name)]
     return ", ".join(gone + different)
 
 
-def _joined(value: Any) -> Any:
+def _join_files(value: Any) -> Any:
     return " ".join(value) if isinstance(value, tuple) else value
 
 

@@ -17,6 +17,7 @@ import typer
 
 from ..checks import suggest_name
 from ..tasks import run_folder
+from ..tasks.dry_run import dry_run
 from ..train import Outcome
 from ..train.dataclass_json import from_json, to_json
 from . import fine_tuning_flags, fingerprints
@@ -52,6 +53,12 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", help="TOML or JSON file with these settings; flags override it.", rich_help_panel="Run"),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Print what would be read, learned and needed, and write nothing.", rich_help_panel="Run"
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel="Run")]
 
 
@@ -64,7 +71,7 @@ def add_train_command(
     """
 
     def train_from_flags(
-        out: Path, config: Path | None, resume: bool, device: str | None, given: Mapping[Flag, Any]
+        out: Path, config: Path | None, resume: bool, dry: bool, device: str | None, given: Mapping[Flag, Any]
     ) -> None:
         checkpoint = _checkpoint_to_resume(out, task=name, resume=resume)
         settings = {} if config is None else read_config(config, plan)
@@ -78,6 +85,9 @@ def add_train_command(
             fingerprints.check_matches(
                 checkpoint, made, prints, say=print_status if is_main_process() else lambda line: None
             )
+        if dry:
+            _print_dry_run(lambda: run(made, out, resume, device, {}))
+            return
         outcome = run(
             made,
             out,
@@ -88,8 +98,40 @@ def add_train_command(
         if is_main_process():
             print(outcome.best if made.training.average is None else average_last(out, last=made.training.average))
 
-    options = {"out": Out, "config": (Config, None), "resume": (Resume, False), "device": (Device, None)}
+    options = {
+        "out": Out,
+        "config": (Config, None),
+        "resume": (Resume, False),
+        "dry": (DryRun, False),
+        "device": (Device, None),
+    }
     app.command(name, help=run.__doc__, cls=OnceCommand)(command(train_from_flags, options, flags_by_panel(plan)))
+
+
+def add_check_command(
+    app: typer.Typer, name: str, plan: type[P], run: Callable[[P, Path, bool, str | None, Mapping[str, str]], Outcome]
+) -> None:
+    """Add the command that prints what `run` would read, learn and need, from the flags of training."""
+
+    def check_from_flags(config: Path | None, device: str | None, given: Mapping[Flag, Any]) -> None:
+        settings = {} if config is None else read_config(config, plan)
+        made = make_plan(plan, _base_plan(name, settings, given), settings, given, source=config)
+        _print_dry_run(lambda: run(made, Path("nowhere"), False, device, {}))
+
+    text = (
+        f"Print what regard train {name} would read, learn and need; write nothing.\n\nExample:\n\n"
+        f"    regard check-data {name} --config plan.toml\n\nThe flags are those of regard train {name}."
+    )
+    options = {"config": (Config, None), "device": (Device, None)}
+    app.command(name, help=text, cls=OnceCommand)(command(check_from_flags, options, flags_by_panel(plan)))
+
+
+def _print_dry_run(run: Callable[[], object]) -> None:
+    """Print the lines of a dry run."""
+    with dry_run() as lines:
+        run()
+    if is_main_process():
+        print(*lines, "nothing was written", sep="\n")
 
 
 def sections(plan: type) -> dict[str, Any]:

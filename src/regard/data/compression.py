@@ -55,14 +55,14 @@ def open_file(path: Path) -> Iterator[File]:
         with path.open("rb") if name is None else openers[name](path) as file:
             yield file
     except (gzip.BadGzipFile, zlib.error, EOFError, lzma.LZMAError) as error:
-        raise _damaged(path, name, error) from error
+        raise _damage_error(path, name, error) from error
     except OSError as error:
         if name == "bzip2" and error.errno is None:  # bz2 has no error of its own
-            raise _damaged(path, name, error) from error
+            raise _damage_error(path, name, error) from error
         raise
 
 
-def _damaged(path: Path, name: str | None, error: Exception) -> DataError:
+def _damage_error(path: Path, name: str | None, error: Exception) -> DataError:
     return DataError(f"the {name} file is damaged ({error})", file=path, hint="download or compress it again")
 
 

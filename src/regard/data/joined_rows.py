@@ -42,7 +42,7 @@ class JoinedRows(Generic[T_co]):
         self._ends: list[int] | None = None
 
     def __len__(self) -> int:
-        return self._indexed()[-1]
+        return self._index_parts()[-1]
 
     def __getitem__(self, number: int) -> T_co:
         part, place = self._place(number)
@@ -69,13 +69,13 @@ class JoinedRows(Generic[T_co]):
     def __repr__(self) -> str:
         return f"JoinedRows({list(self.parts)!r})"
 
-    def _indexed(self) -> list[int]:
+    def _index_parts(self) -> list[int]:
         if self._ends is None:
             self._ends = list(accumulate(map(len, self.parts)))
         return self._ends
 
     def _place(self, number: int) -> tuple[RowsOfFile[T_co], int]:
-        ends = self._indexed()
+        ends = self._index_parts()
         if not -ends[-1] <= number < ends[-1]:
             raise IndexError(f"there is no row {number}: there are {ends[-1]}, counted from 0")
         number %= ends[-1]
@@ -97,7 +97,7 @@ def as_paths(paths: Paths) -> list[Path]:
 
 
 def matching_paths(first: Paths, second: Paths) -> list[tuple[Path, Path]]:
-    """Return the files of two sides in pairs; raise unless there are as many of both."""
+    """Return the files of two sides in pairs; raise if their numbers differ."""
     one, other = as_paths(first), as_paths(second)
     if len(one) != len(other):
         raise ValueError(

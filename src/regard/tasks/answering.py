@@ -31,6 +31,7 @@ from .document_windows import (
     check_questions,
     longest_row,
 )
+from .dry_run import example_lines, length_line, unknown_line
 from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue, squad_scores
 from .pretrained import encoder_of, max_positions
@@ -194,6 +195,7 @@ def train(
             evaluate=None if judged is None else _judge(judged, answerer),
             files=answerer.files(),
             unit="windows",
+            describe=lambda: _describe(asked, examples, answerer.tokenizer),
         )
         report_rows(start, map(question_key, asked), None if judged is None else map(question_key, judged), "questions")
         return setup
@@ -384,6 +386,19 @@ def _from_pretrained(folder: Path, asked: Sequence[Question], windows: WindowSet
             f"but {folder} reads at most {max_positions(bert)}; choose a smaller window"
         )
     return answerer
+
+
+def _describe(asked: Sequence[Question], examples: WindowExamples, tokenizer: Tokenizer) -> list[str]:
+    """Return the lengths, the vocabulary and the first questions, for a dry run."""
+    answered = sum(bool(one.answers) for one in asked)
+    texts = [*examples.documents, *examples.questions]
+    return [
+        f"{len(asked):,} questions, {answered:,} with an answer, in {len(examples):,} windows",
+        length_line("documents", "texts", [len(document) for document in examples.documents]),
+        length_line("questions", "texts", [len(question) for question in examples.questions]),
+        unknown_line("documents and questions", tokenizer, (text.ids for text in texts)),
+        *example_lines("question", [question.ids.tolist() for question in examples.questions[:2]], tokenizer),
+    ]
 
 
 def _build_model(network: Network) -> nn.Module:

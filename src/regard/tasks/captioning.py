@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics, run_folder, word_alignment
 from .caption_inputs import CaptionExamples, CaptionLengths, ExampleImages, Examples, texts_of
+from .dry_run import example_lines, length_line, unknown_line
 from .fine_tuning import FineTuning, check_kept
 from .image_inputs import Image, ImageSettings, ImageTransform
 from .metrics import MetricValue
@@ -191,9 +193,21 @@ def train(
             batches=batches,
             evaluate=None if valid is None else _judge(valid, tokenizer, config),
             files={run_folder.CONFIG: run_folder.config_text(TASK, config), TOKENIZER: tokenizer.to_json()},
+            describe=lambda: _describe(examples, captions_to_learn, tokenizer),
         )
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
+
+
+def _describe(examples: Examples, captions: CaptionExamples, tokenizer: Tokenizer) -> list[str]:
+    """Return the lengths, the vocabulary and the first captions, for a dry run."""
+    rows = [captions[n]["target"] for n in range(len(captions))]
+    return [
+        f"{len(examples):,} images",
+        length_line("captions", "texts", [len(row) for row in rows]),
+        unknown_line("captions", tokenizer, map(np.array, rows)),
+        *example_lines("caption", rows, tokenizer),
+    ]
 
 
 class Describer:

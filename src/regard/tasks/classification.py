@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +23,7 @@ from . import attention_maps, run_folder
 from .batching import Batching
 from .classifiers import ClassificationModelSettings, Network, build_model
 from .data_checks import report_rows
+from .dry_run import class_line, example_lines, length_line, unknown_line
 from .encoded_dataset import EncodedExamples
 from .fine_tuning import FineTuning, check_kept
 from .image_inputs import ImageSettings, ImageTransform, MappedBatches
@@ -161,7 +163,7 @@ def train_texts(
             return spelling(batch["index"].tolist(), {**inputs.with_ends(batch), "label": labels[batch["index"]]})
 
         prepared = _setup(config, inputs, MappedBatches(batches, add_labels), valid, recipe, unit="texts")
-        prepared = replace(prepared, new=new)
+        prepared = replace(prepared, new=new, describe=lambda: _describe_texts(read, inputs, examples, valid))
         report_rows(start, map(label_key, examples), None if valid is None else map(label_key, valid), "texts")
         return prepared if learned is None else replace(prepared, model=learned)
 
@@ -210,7 +212,8 @@ def train_images(
         _warn_single_class(config.classes, start.say)
         labels = [{"label": int(label)} for label in examples.labels]
         batches = seeing.batches(labels, ExampleInputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
-        return replace(_setup(config, config.sight, batches, valid, recipe, unit="images"), new=new)
+        prepared = _setup(config, config.sight, batches, valid, recipe, unit="images")
+        return replace(prepared, new=new, describe=lambda: _class_lines(examples, valid))
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)
 
@@ -373,6 +376,24 @@ def _from_pretrained(
         reason = f"that of {folder} has {theirs}"
     say(f"the classification head for {len(classes)} classes is new: {reason}")
     return BertClassifier(bert, classes=len(classes)), tokenizer
+
+
+def _class_lines(examples: Examples, valid: Examples | None) -> list[str]:
+    """Return the number of examples of each class, for a dry run."""
+    data = {"training": examples} if valid is None else {"training": examples, "validation": valid}
+    return [class_line(name, some.labels, some.classes) for name, some in data.items()]
+
+
+def _describe_texts(read: EncodedExamples, inputs: TextInputs, examples: Examples, valid: Examples | None) -> list[str]:
+    """Return the lengths, the vocabulary, the classes and the first examples of the data, for a dry run."""
+    lines = [length_line("training", "texts", read.lengths["ids"])]
+    lines.append(unknown_line("training", inputs.words, (read[n]["ids"] for n in range(len(read)))))
+    if valid is not None:
+        rows = inputs.read([example.text for example in valid])["ids"]
+        lines.append(length_line("validation", "texts", [len(row) for row in rows]))
+        lines.append(unknown_line("validation", inputs.words, map(np.array, rows)))
+    shown = [read[n]["ids"].tolist() for n in range(min(2, len(read)))]
+    return [*lines, *_class_lines(examples, valid), *example_lines("text", shown, inputs.words)]
 
 
 def classes_of(folder: str | Path) -> tuple[str, ...]:

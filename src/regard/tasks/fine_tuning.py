@@ -15,7 +15,7 @@ from ..train.freezing import freeze
 from ..train.lora import add_lora
 from . import run_folder
 
-BASE = "base.json"  # in the checkpoints of a fine-tuned run: the run it began with, and what is kept of it
+BASE = "base.json"  # a file in the checkpoints of a fine-tuned run: the run it began with, and the files it kept
 
 
 @dataclass(frozen=True, kw_only=True)

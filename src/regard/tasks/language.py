@@ -23,6 +23,7 @@ from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_types
 from . import run_folder
 from .data_checks import report_lines
+from .dry_run import example_lines, unknown_line
 from .encoded_dataset import EncodedExamples, in_batches
 from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue
@@ -165,6 +166,7 @@ def train(
             batches=batches,
             evaluate=None if judged is None else _judge(judged, tokenizer),
             files={run_folder.CONFIG: run_folder.config_text(TASK, config), TOKENIZER: tokenizer.to_json()},
+            describe=lambda: _describe(lines, judged, tokenizer, config.model.length),
         )
         report_lines(start, lines, judged)
         if judged is not None:
@@ -357,6 +359,17 @@ def _row(lines: Iterable[str], tokenizer: Tokenizer) -> Ids:
     """Return all lines as one row of ids, which begins with an end token."""
     ids = ids_of(lines, tokenizer)
     return np.concatenate([np.array([tokenizer.eos], ids.dtype), ids])
+
+
+def _describe(lines: Iterable[str], valid: list[str] | None, tokenizer: Tokenizer, length: int) -> list[str]:
+    """Return the size, the vocabulary and the first tokens of the text, for a dry run."""
+    found = []
+    texts = {"text": lines} if valid is None else {"text": lines, "validation text": valid}
+    for name, some in texts.items():
+        row, count = _row(some, tokenizer), sum(1 for _ in some)
+        found.append(f"{name}: {count:,} lines, {len(row):,} tokens")
+        found.append(unknown_line(name, tokenizer, [row]))
+    return [*found, *example_lines("window", [_row(lines, tokenizer)[:length].tolist()], tokenizer)]
 
 
 def _config_of(checkpoint: Path) -> LanguageConfig:

@@ -21,7 +21,7 @@ from ..train.training_state import RECIPE
 
 T = TypeVar("T")
 CONFIG = "config.json"
-COMMANDS = {  # by task, the command that uses its runs
+COMMANDS = {
     "translation": "translate",
     "language": "generate",
     "summarization": "summarize",

@@ -18,6 +18,8 @@ from ..train import Outcome, Progress, Recipe
 from . import run_folder
 from .batching import Batching
 from .data_checks import report_rows
+from .dry_run import example_lines, length_line, unknown_line
+from .encoded_dataset import EncodedExamples
 from .fine_tuning import FineTuning
 from .metrics import MetricValue
 from .pairs import TextPair, Tokenizers, check_pairs
@@ -79,6 +81,7 @@ def train(
             batches=batches,
             evaluate=None if judged is None else _judge(writer, judged, tokenizers, config, say=start.say),
             files={run_folder.CONFIG: run_folder.config_text(task, config), **tokenizers.files()},
+            describe=lambda: _describe(examples, tokenizers, judged),
         )
         report_rows(start, map(pair_key, pairs), None if judged is None else map(pair_key, judged), "pairs")
         return setup
@@ -111,3 +114,18 @@ def _judge(
         return {name: measured.value for name, measured in squad_scores.evaluate(valid, beam=1).items()}
 
     return evaluate
+
+
+def _describe(examples: EncodedExamples, tokenizers: Tokenizers, valid: Sequence[TextPair] | None) -> list[str]:
+    """Return the lengths, the vocabularies and the first examples of the data, for a dry run."""
+    sides = {"source": tokenizers.source, "target": tokenizers.target}
+    data = {"training": examples} if valid is None else {"training": examples, "validation": tokenizers.encode(valid)}
+    lines = []
+    for name, encoded in data.items():
+        rows = [encoded[n] for n in range(len(encoded))]
+        for side, one in sides.items():
+            lines.append(length_line(f"{name} {side}", "texts", encoded.lengths[side]))
+            lines.append(unknown_line(f"{name} {side}", one, [row[side] for row in rows]))
+    for side, one in sides.items():
+        lines += example_lines(side, [examples[n][side].tolist() for n in range(min(2, len(examples)))], one)
+    return lines

@@ -13,6 +13,7 @@ from torch import nn
 from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, process_group
 from ..train.progress import default_progress
 from . import run_folder
+from .dry_run import add_lines, cost_lines, is_dry_run
 from .fine_tuning import BASE, FineTuning, as_fine_tuning, begin, choose_parameters, saved_new, saved_tuning
 
 
@@ -35,6 +36,7 @@ class Setup:
     """The arguments of a task for `fit`; `files` are its `config.json` and tokenizers.
 
     `new` is the beginning of the names of the parameters that fine-tuning does not take over, None for none.
+    `describe` returns the lines about the data that a dry run prints.
     """
 
     model: nn.Module
@@ -43,6 +45,7 @@ class Setup:
     files: Mapping[str, str]
     unit: str = "tokens"
     new: str | None = None
+    describe: Callable[[], list[str]] | None = None
 
 
 def run(
@@ -66,7 +69,10 @@ def run(
     shown = show or default_progress(every=recipe.log_every)
     with process_group(device) as group:
         say = shown.say if group.leads else Silence().say
-        checkpoint = run_folder.checkpoint_to_resume(out, resume=resume, say=say)
+        if is_dry_run():
+            say = _say_dry
+        new = is_dry_run() and not resume
+        checkpoint = None if new else run_folder.checkpoint_to_resume(out, resume=resume, say=say)
         group.wait()  # no process writes before all have checked the folder
         torch.manual_seed(recipe.seed)
         tuning = as_fine_tuning(base) if checkpoint is None else _tuning_of(checkpoint, as_fine_tuning(base))
@@ -80,6 +86,11 @@ def run(
             else:
                 choose_parameters(setup.model, tuning, new=saved_new(source))
                 record[BASE] = run_folder.read_text(source, BASE)
+        if is_dry_run():
+            if setup.describe is not None:
+                add_lines(setup.describe())
+            add_lines(cost_lines(setup.model, setup.batches, recipe, group.device))
+            return Outcome(step=0, epoch=0, reason="dry run", best=Path(out), score=None)
         return fit(
             setup.model.to(group.device),
             setup.batches,
@@ -91,6 +102,10 @@ def run(
             unit=setup.unit,
             show=shown,
         )
+
+
+def _say_dry(line: str) -> None:
+    add_lines([line])
 
 
 def _tuning_of(checkpoint: Path, given: FineTuning | None) -> FineTuning | None:

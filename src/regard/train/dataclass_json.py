@@ -109,8 +109,6 @@ def _words(hint: Any) -> str:
         return " or ".join(_words(member) for member in get_args(hint))
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
-    if get_origin(hint) is tuple and get_args(hint)[-1] is ...:
-        return f"a list of {_words(get_args(hint)[0])}"
     if get_origin(hint) is tuple:
         return f"({', '.join('...' if part is ... else _words(part) for part in get_args(hint))})"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}

@@ -90,7 +90,7 @@ def fit(
     """
     _check(model, batches, recipe, evaluate, files or {})
     run, device = Path(folder), next(model.parameters()).device
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=_in_bfloat16(recipe, device))
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16(recipe, device))
     with (
         memory_errors("make the batches smaller, and accumulate more of them"),
         process_group(device) as group,
@@ -334,7 +334,8 @@ def _steps_per_epoch(batches: Epochs, recipe: Recipe) -> int | None:
     return math.ceil(len(batches) / recipe.accumulate) if isinstance(batches, Sized) else None
 
 
-def _in_bfloat16(recipe: Recipe, device: torch.device) -> bool:
+def in_bfloat16(recipe: Recipe, device: torch.device) -> bool:
+    """Return whether a run on this device computes in bfloat16."""
     return recipe.precision == "bfloat16" or (recipe.precision == "auto" and device.type == "cuda")
 
 

@@ -19,7 +19,7 @@ from .checkpoint import plain
 PROJECTIONS = ("query", "key", "value", "out")
 SCALE = 2.0
 PARTS = ("weight", "lora_down", "lora_up")
-PREFIX = "lora."  # of names in training.safetensors
+PREFIX = "lora."
 
 
 class LoraLinear(nn.Linear):
