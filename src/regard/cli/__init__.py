@@ -60,14 +60,15 @@ check = typer.Typer(
 )
 app.add_typer(check, name="check-data", rich_help_panel="Train")
 
-for name, plan, run in (
+TASKS: tuple[tuple[str, Any, Any], ...] = (
     ("translation", translation.TranslationPlan, translation.train),
     ("language", language.LanguagePlan, language.train),
     ("summarization", summarization.SummarizationPlan, summarization.train),
     ("answering", answering.AnsweringPlan, answering.train),
     ("classification", classification.ClassificationPlan, classification.train),
     ("captioning", captioning.CaptioningPlan, captioning.train),
-):
+)
+for name, plan, run in TASKS:
     train_command.add_train_command(train, name, plan, run)
     train_command.add_check_command(check, name, plan, run)
 
