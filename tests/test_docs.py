@@ -267,11 +267,11 @@ def test_commands_and_flags_are_those_of_the_command_line(page):
     shell = [*spoken(page), *fenced(page, "")]
     for code in shell:
         for line in code.replace("\\\n", " ").splitlines():
-            called = re.search(r"(?:^|[ /])regard(?:\.cli)? ([a-z]+)(?: ([a-z]+))?", line)
+            called = re.search(r"(?:^|[ /])regard(?:\.cli)? ([a-z]+(?:-[a-z]+)*)(?: ([a-z]+))?", line)
             if called is None or line.lstrip().startswith(("import", "from", "error", "regard 0")):
                 continue
             assert called[1] in COMMANDS, line
-            if called[1] == "train":
+            if called[1] in ("train", "check-data"):
                 assert called[2] is None or called[2] in TRAINS, line
             for flag in re.findall(r"(?<=\s)--[a-z][a-z-]+", line.partition("regard")[2]):
                 assert flag in FLAGS or flag in ("--help", "--version"), f"{flag} in {line}"

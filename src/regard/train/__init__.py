@@ -2,10 +2,14 @@
 
 from .averaging import average
 from .batches import Epochs, Shuffled
+from .callbacks import Callback
 from .checkpoint import find, load
 from .distributed import Group, own_device, process_group
 from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
 from .fit import Outcome, fit
+from .freezing import freeze
+from .loader_epochs import LoaderEpochs
+from .lora import add_lora, merge_lora
 from .losses import Summed
 from .progress import Bar, Progress, ProgressLines, Silence, StepReport
 from .recipe import Recipe
@@ -21,6 +25,7 @@ joined = process_group
 
 __all__ = [
     "Bar",
+    "Callback",
     "CheckpointError",
     "Constant",
     "Cosine",
@@ -34,6 +39,7 @@ __all__ = [
     "Linear",
     "LinearSchedule",
     "Lines",
+    "LoaderEpochs",
     "NonFiniteError",
     "Outcome",
     "Plateau",
@@ -47,11 +53,14 @@ __all__ = [
     "StepReport",
     "Stopped",
     "Summed",
+    "add_lora",
     "average",
     "find",
     "fit",
+    "freeze",
     "joined",
     "load",
+    "merge_lora",
     "own_device",
     "process_group",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from ..checks import suggest_name
 from . import checkpoint, progress, rng, training_state
 from .batches import Epochs, move_to_device
+from .callbacks import Callback
 from .cuda_graphs import Replayed
 from .distributed import Group, distribute, process_group
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .gradient import GradientStep, Objective, forward_and_backward, mean_gradient
+from .loader_epochs import LoaderEpochs
 from .log import Board, Log
 from .nonfinite import first_non_finite
 from .optimizer import adamw, set_rate
@@ -48,15 +51,16 @@ class Outcome:
 
 def fit(
     model: nn.Module,
-    batches: Epochs,
+    batches: Epochs | DataLoader[Any],
     recipe: Recipe,
     *,
     folder: str | Path,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     files: Mapping[str, str] | None = None,
     resume: bool = False,
-    unit: str = "tokens",
+    unit: str | None = None,
     show: progress.Progress | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Train `model` on `batches` as `recipe` says, keeping checkpoints and logs in `folder`.
 
@@ -82,12 +86,18 @@ def fit(
     them; it runs on every process. `files` go into each checkpoint: the model's `config.json`, its `tokenizer.json`.
     If a `data.json` among them names the evaluation data under "valid", scores on other data are not compared.
 
+    `batches` may also be a PyTorch `DataLoader`, which `LoaderEpochs` seeds with `recipe.seed`. The speed in the log is
+    that since its last row, in `unit`s: by default tokens, and batches if the loss is a scalar. `callbacks` are called
+    after steps, evaluations and checkpoints, and at the end; see `Callback`.
+
     The model trains on the device it is on. Under `torchrun` every process calls `fit` with its share of the batches
     and a folder that all can see. SIGTERM and SIGINT save and raise `Stopped`; `resume=True` continues from the newest
     intact checkpoint, on the CPU bit for bit, or starts if there is none yet. Errors are a `Failure` with an exit code,
     and the last good checkpoint stays. One process trains in a folder at a time: a second one is refused, and so
     are other batches on `resume=True`, if they have a `fingerprint()` as `Shuffled` and `regard.data.Batches` do.
     """
+    if isinstance(batches, DataLoader):
+        batches = LoaderEpochs(batches, seed=recipe.seed)
     _check(model, batches, recipe, evaluate, files or {})
     run, device = Path(folder), next(model.parameters()).device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16(recipe, device))
@@ -113,7 +123,18 @@ def fit(
             rng.seed(recipe.seed, group.rank)
         else:
             training_state.restore(start, model=model, optimizer=optimizer, recipe=recipe, group=group)
-        saver = Saver(run, model, optimizer, batches, recipe, files or {}, group, written=state.step if start else None)
+        called = tuple(callbacks) if group.leads else ()
+        saver = Saver(
+            run,
+            model,
+            optimizer,
+            batches,
+            recipe,
+            files or {},
+            group,
+            written=state.step if start else None,
+            callbacks=called,
+        )
         saver.mark_best(state)
         saver.save(state)  # before the first step, so that a disk that cannot be written to fails at once
         log = Log(
@@ -124,6 +145,7 @@ def fit(
             board if group.leads else None,
             epoch=_steps_per_epoch(batches, recipe),
             unit=unit,
+            callbacks=called,
         )
         if start is None and (line := _long_warmup(recipe, log.total_steps(state))):
             shown.say(line)
@@ -154,8 +176,11 @@ def fit(
             if over:
                 outcome = _outcome(run, state, recipe, over)
                 shown.say(str(outcome))
+                for callback in called:
+                    callback.end(outcome)
                 return outcome
 
+            log.begin_step()
             parts = list(itertools.islice(left, recipe.accumulate))
             most = int(group.largest(len(parts)))
             if most:
@@ -174,7 +199,7 @@ def fit(
                 optimizer.zero_grad(set_to_none=not recipe.graphs)
                 state.step, state.batch = state.step + 1, state.batch + most
                 counted = counted or step.count > 0
-                log.training(state, step.sum, step.count, step.norm, rate)
+                log.training(state, step.sum, step.count, step.norm, rate, batches=most * group.size)
             elif state.batch == 0:
                 raise ValueError("batches must have at least one batch per epoch, got an empty epoch")
             if most < recipe.accumulate:
@@ -331,7 +356,10 @@ def _prepare(model: nn.Module, recipe: Recipe, group: Group) -> nn.Module:
 
 def _steps_per_epoch(batches: Epochs, recipe: Recipe) -> int | None:
     """Return the steps of an epoch, None if the batches have no length."""
-    return math.ceil(len(batches) / recipe.accumulate) if isinstance(batches, Sized) else None
+    try:
+        return math.ceil(len(batches) / recipe.accumulate) if isinstance(batches, Sized) else None
+    except TypeError:  # a DataLoader over a stream
+        return None
 
 
 def in_bfloat16(recipe: Recipe, device: torch.device) -> bool:
@@ -381,6 +409,7 @@ def _check(model: nn.Module, batches: Epochs, recipe: Recipe, evaluate: object, 
     if not isinstance(batches, Epochs):
         raise TypeError(
             f"batches must have __iter__, state and restore, got {type(batches).__name__}; wrap a list in Shuffled(...)"
+            " or pass a DataLoader"
         )
     if evaluate is None and (recipe.patience is not None or isinstance(recipe.rate, Plateau)):
         raise ValueError("patience and Plateau need evaluations; pass validation data (in Python: evaluate=)")

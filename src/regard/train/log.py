@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .callbacks import Callback
 from .checkpoint import write_text
 from .failures import disk_errors
 from .progress import Progress, StepReport, number
@@ -30,21 +31,35 @@ class Log:
         board: Board | None,
         *,
         epoch: int | None,
-        unit: str,
+        unit: str | None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.run, self.recipe, self.shown, self.board, self.unit = run, recipe, shown, board, unit
+        self.callbacks = callbacks
         self.epoch = epoch  # steps per epoch; if the data has no length, None until the first epoch ends
-        self.first, self.began, self.items = state.step, time.monotonic(), 0.0
+        self.first = state.step
+        self.began = self.step_began = time.monotonic()
+        self.items = self.seconds = 0.0  # counted items and time of the steps since the last row
         if board is not None:  # None on the processes that do not write
             self.training_rows = Table(run / "log.csv", upto=state.step)
             # The evaluation at the step resumed from is repeated.
             self.evaluation_rows = Table(run / "evaluations.csv", upto=state.step - 1)
 
-    def training(self, state: TrainingState, total: float, count: float, norm: float, rate: float) -> None:
-        """Report a training step; when a row is due, write the mean loss since the last row."""
+    def begin_step(self) -> None:
+        """Start the clock of a step; the time of evaluations and checkpoints between steps is not counted."""
+        self.step_began = time.monotonic()
+
+    def training(
+        self, state: TrainingState, total: float, count: float, norm: float, rate: float, *, batches: int
+    ) -> None:
+        """Report a training step; when a row is due, write the mean loss and the speed since the last row."""
+        if self.unit is None:  # a scalar loss counts 1 for each batch
+            self.unit = "batches" if count <= batches else "tokens"
+        now = time.monotonic()
         state.sum, state.count, self.items = state.sum + total, state.count + count, self.items + count
-        seconds = time.monotonic() - self.began
-        speed, steps = self.items / max(seconds, 1e-9), self.total_steps(state)
+        self.seconds += now - self.step_began
+        speed, steps = self.items / max(self.seconds, 1e-9), self.total_steps(state)
+        seconds = now - self.began
         report = StepReport(
             step=state.step,
             epoch=state.epoch,
@@ -59,10 +74,12 @@ class Log:
         if state.step % self.recipe.log_every == 0:
             row = {"step": state.step, "epoch": state.epoch, "loss": state.sum / max(state.count, 1.0), "rate": rate}
             row |= {"norm": norm, f"{self.unit}_per_second": speed}
-            state.sum = state.count = 0.0
+            state.sum = state.count = self.items = self.seconds = 0.0
             if self.board is not None:
                 self.training_rows.add(row)
                 self.board.add(self.run, "training", row)
+        for callback in self.callbacks:
+            callback.step(report)
 
     def evaluation(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Report the metrics of an evaluation and write them as a row."""
@@ -73,6 +90,8 @@ class Log:
         if self.board is not None:
             self.evaluation_rows.add(row)
             self.board.add(self.run, "evaluation", row)
+        for callback in self.callbacks:
+            callback.evaluate(state.step, metrics)
 
     def total_steps(self, state: TrainingState) -> int | None:
         """Return the number of steps the run will have, None if unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from . import checkpoint, rng
 from .batches import Epochs
+from .callbacks import Callback
 from .dataclass_json import check_types, from_json, to_json
 from .distributed import Group
 from .failures import CheckpointError
@@ -99,6 +100,7 @@ class Saver:
     files: Mapping[str, str]
     group: Group
     written: int | None
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         self._whole = set() if self.path is None else {self.path}
@@ -130,6 +132,8 @@ class Saver:
             checkpoint.write_text(self.run / RECIPE, self.recipe.to_json())
         self.group.wait()
         self.written = state.step
+        for callback in self.callbacks:
+            callback.save(state.step, checkpoint.path_of(self.run, state.step))
 
     def mark_best(self, state: TrainingState) -> None:
         """Point the link `best` of the run at the best step."""

@@ -1,0 +1,45 @@
+"""Callbacks: functions of the user that `fit` calls after steps, evaluations and checkpoints, and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from .progress import StepReport
+
+
+class Ended(Protocol):
+    """How a run ended: an `Outcome`."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def best(self) -> Path: ...
+
+
+class Callback:
+    """A base class whose methods do nothing; override those that are needed.
+
+    >>> from regard.train import Callback
+    >>> class Losses(Callback):
+    ...     def __init__(self):
+    ...         self.losses = []
+    ...     def step(self, report):
+    ...         self.losses.append(report.loss)
+
+    Only the first process calls them, after the step, evaluation or checkpoint is complete. An error ends the run; what
+    a callback draws from random generators changes the run.
+    """
+
+    def step(self, report: StepReport) -> None:
+        """Called after each update of the weights."""
+
+    def evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Called after each evaluation."""
+
+    def save(self, step: int, path: Path) -> None:
+        """Called after each checkpoint is written, that of step 0 included."""
+
+    def end(self, outcome: Ended) -> None:
+        """Called when the run has ended by itself, not after an error or a signal."""
