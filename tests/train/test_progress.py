@@ -60,7 +60,8 @@ def test_lines_where_nobody_watches(monkeypatch):
 def test_run_tells_its_steps_evaluations_and_end(scratch):
     file = io.StringIO()
     small(scratch / "run", recipe=replace(RECIPE, steps=4, log_every=2), show=Lines(every=2, file=file))
-    said = file.getvalue().splitlines()
+    warned, *said = file.getvalue().splitlines()
+    assert warned.startswith("the warm-up takes 4 of 4 steps")
     assert said[0].startswith("step 2/4 · epoch 0 · loss ")
     assert said[1].startswith("step 3 · evaluation · loss ")
     assert said[1].endswith(" · best so far")
