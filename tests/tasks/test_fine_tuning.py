@@ -140,3 +140,17 @@ def test_classifier_keeps_its_head_for_the_same_classes_and_gets_a_new_one_for_o
     assert classification.Classifier.load(tmp_path / "more").classes == ("bad", "good", "mixed")
     record = json.loads((tmp_path / "more" / "step-00000003" / BASE).read_text())
     assert (record["new"], record["kept"]) == ("classes.", ["model.safetensors", "tokenizer.json"])
+
+
+def test_few_steps_from_another_run_give_a_lower_loss_than_from_scratch(tmp_path):
+    model = translation.Model(kind="rnn", dim=16, hidden=32, dropout=0.0, smoothing=0.0)
+    words = {"model": model, "vocabulary": PairVocabulary(kind="word")}
+
+    def recipe(steps):
+        return Recipe(steps=steps, rate=Constant(0.01), log_every=99, save_every=99)
+
+    train([*PAIRS, *OTHER], tmp_path / "base", recipe=recipe(60), **words)
+    train(OTHER, tmp_path / "tuned", recipe=recipe(4), base=tmp_path / "base")
+    train(OTHER, tmp_path / "scratch", recipe=recipe(4), **words)
+    tuned, scratch = (translation.Translator.load(tmp_path / run).loss(OTHER).value for run in ("tuned", "scratch"))
+    assert tuned < scratch / 2

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.train import CheckpointError, Constant, Recipe
+from regard.train import Callback, CheckpointError, Constant, Recipe, Shuffled, fit
 from regard.train.optimizer import adamw, moments, put_moments, scale, set_rate, whole
 
 RECIPE = Recipe(steps=1, rate=Constant(0.1, warmup=4), weight_decay=0.3, betas=(0.8, 0.9), eps=1e-5)
@@ -74,3 +74,106 @@ def test_gradients_are_scaled_in_place():
 def test_a_tensor_that_is_not_sharded_is_whole_as_it_is():
     x = torch.ones(2)
     assert whole(x) is x
+
+
+class Line(nn.Linear):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(3, 2)
+
+    def loss(self, x):
+        return (self(x) - 1).square().mean()
+
+
+OPTIMIZERS = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1),
+    "adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.1),
+    "rprop": lambda model: torch.optim.Rprop(model.parameters(), lr=0.01),
+    "asgd": lambda model: torch.optim.ASGD(model.parameters(), lr=0.01),
+    "groups": lambda model: torch.optim.RMSprop(
+        [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=0.1
+    ),
+}
+SCHEDULERS = {
+    "none": None,
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6),
+    "onecycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=9),
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+}
+
+
+def trained(folder, steps, optimizer, scheduler, resume=False):
+    model, losses = Line(), Losses()
+    generator = torch.Generator().manual_seed(1)
+    batches = Shuffled([torch.randn(4, 3, generator=generator) for _ in range(3)])
+    recipe = Recipe(steps=steps, save_every=3, evaluate_every=2, log_every=9, keep=9)
+    fit(
+        model,
+        batches,
+        recipe,
+        folder=folder,
+        evaluate=lambda model: {"loss": 1.0},
+        optimizer=optimizer,
+        scheduler=scheduler,
+        resume=resume,
+        callbacks=[losses],
+    )
+    return model, losses.rates
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.rates = []
+
+    def step(self, report):
+        self.rates.append(report.rate)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"), [*((name, "none") for name in OPTIMIZERS), *(("sgd", name) for name in SCHEDULERS)]
+)
+def test_any_optimizer_and_scheduler_trains_and_resumes_as_the_unbroken_run(tmp_path, optimizer, scheduler):
+    settings = OPTIMIZERS[optimizer], SCHEDULERS[scheduler]
+    whole_run, rates = trained(tmp_path / "a", 7, *settings)
+    _, first = trained(tmp_path / "b", 4, *settings)
+    resumed, rest = trained(tmp_path / "b", 7, *settings, resume=True)
+    assert first + rest == rates
+    assert all(torch.equal(x, y) for x, y in zip(whole_run.parameters(), resumed.parameters(), strict=True))
+
+
+def test_steps_are_those_of_a_plain_loop(tmp_path):
+    found, rates = trained(tmp_path, 5, OPTIMIZERS["sgd"], SCHEDULERS["cosine"])
+    model = Line()
+    optimizer = OPTIMIZERS["sgd"](model)
+    scheduler = SCHEDULERS["cosine"](optimizer)
+    generator = torch.Generator().manual_seed(1)
+    batches = Shuffled([torch.randn(4, 3, generator=generator) for _ in range(3)])
+    for rate, batch in zip(rates, [batch for _ in range(2) for batch in batches], strict=False):
+        assert optimizer.param_groups[0]["lr"] == rate
+        model.loss(batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    assert torch.allclose(found.weight, model.weight, atol=1e-6)
+
+
+def test_another_optimizer_or_scheduler_is_refused_when_a_run_is_resumed(tmp_path):
+    trained(tmp_path, 3, OPTIMIZERS["sgd"], SCHEDULERS["cosine"])
+    with pytest.raises(ValueError, match="was saved with the optimizer SGD of 1 groups, got Adagrad of 1; use"):
+        trained(tmp_path, 5, OPTIMIZERS["adagrad"], SCHEDULERS["cosine"], resume=True)
+    with pytest.raises(ValueError, match="was saved with a scheduler; use the same"):
+        trained(tmp_path, 5, OPTIMIZERS["sgd"], None, resume=True)
+
+
+def test_what_is_no_optimizer_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"optimizer must return a torch.optim.Optimizer, got int"):
+        trained(tmp_path, 1, lambda model: 3, None)
+    with pytest.raises(TypeError, match="LBFGS calls the model several times a step"):
+        trained(tmp_path, 1, lambda model: torch.optim.LBFGS(model.parameters()), None)
+    with pytest.raises(TypeError, match=r"scheduler must return a torch.optim.lr_scheduler, got int"):
+        trained(tmp_path, 1, OPTIMIZERS["sgd"], lambda optimizer: 3)
+    recipe = Recipe(steps=1, rate=Constant(0.5))
+    with pytest.raises(ValueError, match=r"set by the scheduler or by the recipe, got rate=Constant"):
+        fit(Line(), Shuffled([torch.ones(1, 3)]), recipe, folder=tmp_path, scheduler=SCHEDULERS["cosine"])

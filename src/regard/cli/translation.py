@@ -74,6 +74,8 @@ def train(plan: TranslationPlan, out: Path, resume: bool, device: str | None, fi
         regard train translation --source a.de --target a.en --valid-source b.de --valid-target b.en \\
             --model rnn --tokenizer word --patience 10 --out runs/words
 
+        regard train translation --from runs/deen --source news.de --target news.en --rate 1e-4 --out runs/news
+
     The best checkpoint has the highest chrF on the validation data; without validation data it is the last one.
     """
     pairs, valid = plan.data.read(), None if plan.valid is None else plan.valid.read(prefix="valid-")

@@ -99,8 +99,8 @@ def _labels_of_table(path: Path, text: int | str, label: int | str, header: bool
     file, places, named = columns(path, text, label)
     parse = Columns(places, _check_label, separator_of(path), named)
     if not named and header is None:
-        rows = list(TextRows(file, parse=parse))
-        first, labels = rows[0], [name for _, name in rows]
+        first = next(iter(TextRows(file, parse=parse)))
+        labels = [name for _, name in TextRows(file, parse=parse)]
         if is_label_header(*first) and first[1] not in labels[1:]:
             if is_swapped(*first):
                 raise DataError(

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from ..checks import suggest_name
@@ -26,8 +28,8 @@ from .gradient import GradientStep, Objective, forward_and_backward, mean_gradie
 from .loader_epochs import LoaderEpochs
 from .log import Board, Log
 from .nonfinite import first_non_finite
-from .optimizer import adamw, set_rate
-from .recipe import Recipe
+from .optimizer import make_optimizer, make_scheduler, set_rate
+from .recipe import STEADY, Recipe
 from .run_lock import run_lock
 from .schedules import Plateau
 from .signals import Interruption, Signals
@@ -61,6 +63,8 @@ def fit(
     unit: str | None = None,
     show: progress.Progress | None = None,
     callbacks: Sequence[Callback] = (),
+    optimizer: Callable[[nn.Module], Optimizer] | None = None,
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
 ) -> Outcome:
     """Train `model` on `batches` as `recipe` says, keeping checkpoints and logs in `folder`.
 
@@ -90,6 +94,10 @@ def fit(
     that since its last row, in `unit`s: by default tokens, and batches if the loss is a scalar. `callbacks` are called
     after steps, evaluations and checkpoints, and at the end; see `Callback`.
 
+    `optimizer(model)` returns any optimizer of PyTorch instead of AdamW, and `scheduler(optimizer)` any of its
+    schedulers, which steps after each update, `ReduceLROnPlateau` after each evaluation. The recipe's `rate` then sets
+    the learning rate only if it is not the default, and `betas`, `eps` and `weight_decay` are not used.
+
     The model trains on the device it is on. Under `torchrun` every process calls `fit` with its share of the batches
     and a folder that all can see. SIGTERM and SIGINT save and raise `Stopped`; `resume=True` continues from the newest
     intact checkpoint, on the CPU bit for bit, or starts if there is none yet. Errors are a `Failure` with an exit code,
@@ -98,7 +106,7 @@ def fit(
     """
     if isinstance(batches, DataLoader):
         batches = LoaderEpochs(batches, seed=recipe.seed)
-    _check(model, batches, recipe, evaluate, files or {})
+    _check(model, batches, recipe, evaluate, files or {}, scheduler)
     run, device = Path(folder), next(model.parameters()).device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16(recipe, device))
     with (
@@ -118,22 +126,34 @@ def fit(
         trained = _prepare(model, recipe, group)
         once = partial(forward_and_backward, trained, autocast, group.device)
         replayed = Replayed(partial(once, {}), group) if recipe.graphs else None
-        optimizer = adamw(model, recipe)
+        updates = make_optimizer(model, recipe, optimizer)
+        schedule = make_scheduler(updates, scheduler)
+        given = optimizer is not None or scheduler is not None
         if start is None:
             rng.seed(recipe.seed, group.rank)
         else:
-            training_state.restore(start, model=model, optimizer=optimizer, recipe=recipe, group=group)
+            training_state.restore(
+                start,
+                model=model,
+                optimizer=updates,
+                scheduler=schedule,
+                recipe=recipe,
+                group=group,
+                given=given,
+            )
         called = tuple(callbacks) if group.leads else ()
         saver = Saver(
             run,
             model,
-            optimizer,
+            updates,
+            schedule,
             batches,
             recipe,
             files or {},
             group,
             written=state.step if start else None,
             callbacks=called,
+            given=given,
         )
         saver.mark_best(state)
         saver.save(state)  # before the first step, so that a disk that cannot be written to fails at once
@@ -170,6 +190,8 @@ def fit(
                     continue
                 state.score(metrics[recipe.metric], recipe)
                 saver.mark_best(state)
+                if isinstance(schedule, ReduceLROnPlateau):
+                    schedule.step(metrics[recipe.metric])
                 log.evaluation(state, metrics)
                 over = state.end_reason(recipe)
             ended = False
@@ -190,13 +212,16 @@ def fit(
                     raise ValueError(f"every process needs at least one batch, process {group.rank} has none")
                 weighed = [(part, 1.0) for part in parts] + [(last, 0.0)] * (most - len(parts))
                 handed = {} if recipe.forcing is None else {"forcing": recipe.forcing(state.step)}
-                rate = recipe.rate(state.step + 1, state.scores)
-                set_rate(optimizer, rate)
+                if schedule is None and (optimizer is None or recipe.rate != STEADY):
+                    set_rate(updates, recipe.rate(state.step + 1, state.scores))
+                rate = updates.param_groups[0]["lr"]
                 step = mean_gradient(trained, weighed, replayed or partial(once, handed), group, clip=recipe.clip)
                 if not step.finite:
                     raise _non_finite(step, model, parts, handed, state, saver)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=not recipe.graphs)
+                updates.step()
+                updates.zero_grad(set_to_none=not recipe.graphs)
+                if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
+                    schedule.step()
                 state.step, state.batch = state.step + 1, state.batch + most
                 counted = counted or step.count > 0
                 log.training(state, step.sum, step.count, step.norm, rate, batches=most * group.size)
@@ -401,7 +426,14 @@ def _outcome(run: Path, state: TrainingState, recipe: Recipe, reason: str) -> Ou
     return Outcome(step=state.step, epoch=state.epoch, reason=reason, best=path, score=score)
 
 
-def _check(model: nn.Module, batches: Epochs, recipe: Recipe, evaluate: object, files: Mapping[str, str]) -> None:
+def _check(
+    model: nn.Module,
+    batches: Epochs,
+    recipe: Recipe,
+    evaluate: object,
+    files: Mapping[str, str],
+    scheduler: object,
+) -> None:
     if not callable(getattr(model, "loss", None)):
         raise TypeError(f"model must have a method loss(batch), got {type(model).__name__} without one")
     if next(model.parameters(), None) is None:
@@ -410,6 +442,10 @@ def _check(model: nn.Module, batches: Epochs, recipe: Recipe, evaluate: object, 
         raise TypeError(
             f"batches must have __iter__, state and restore, got {type(batches).__name__}; wrap a list in Shuffled(...)"
             " or pass a DataLoader"
+        )
+    if scheduler is not None and recipe.rate != STEADY:
+        raise ValueError(
+            f"the learning rate is set by the scheduler or by the recipe, got rate={recipe.rate}; leave one out"
         )
     if evaluate is None and (recipe.patience is not None or isinstance(recipe.rate, Plateau)):
         raise ValueError("patience and Plateau need evaluations; pass validation data (in Python: evaluate=)")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from . import checkpoint, rng
 from .batches import Epochs
@@ -20,7 +21,7 @@ from .dataclass_json import check_types, from_json, to_json
 from .distributed import Group
 from .failures import CheckpointError
 from .lora import PREFIX, join_lora, lora_layers, split_lora
-from .optimizer import moments, put_moments, whole
+from .optimizer import moments, optimizer_numbers, put_moments, put_numbers, whole
 from .recipe import Recipe
 
 NUMBERS, TENSORS = "training.json", "training.safetensors"
@@ -94,13 +95,15 @@ class Saver:
 
     run: Path
     model: nn.Module
-    optimizer: AdamW
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
     batches: Epochs
     recipe: Recipe
     files: Mapping[str, str]
     group: Group
     written: int | None
     callbacks: Sequence[Callback] = ()
+    given: bool = False  # whether the user chose the optimizer or a scheduler, whose settings are then saved too
 
     def __post_init__(self) -> None:
         self._whole = set() if self.path is None else {self.path}
@@ -122,6 +125,8 @@ class Saver:
         for what, x in rng.capture().items():
             training |= {f"random.{rank}.{what}": part for rank, part in enumerate(self.group.gather(x))}
         numbers = {"state": to_json(state), "batches": self.batches.state(), "recipe": to_json(self.recipe)}
+        if self.given:
+            numbers["optimizer"] = optimizer_numbers(self.optimizer, self.scheduler, self.model)
         text = json.dumps({"format": FORMAT, **numbers}, indent=1, allow_nan=False)
         if self.group.leads:
             path = checkpoint.path_of(self.run, state.step)
@@ -158,7 +163,8 @@ def read(path: Path) -> tuple[TrainingState, dict[str, Any], Recipe]:
     source = str(path / NUMBERS)
     try:
         numbers = json.loads(checkpoint.read_text(path, NUMBERS))
-        if numbers.keys() != {"format", "state", "batches", "recipe"} or numbers["format"] != FORMAT:
+        known = {"format", "state", "batches", "recipe"}
+        if numbers.keys() - {"optimizer"} != known or numbers["format"] != FORMAT:
             raise ValueError(f"{source} does not have format {FORMAT}")
         state = from_json(TrainingState, json.dumps(numbers["state"]), source=source)
         return state, numbers["batches"], Recipe.from_json(json.dumps(numbers["recipe"]), source=source)
@@ -190,8 +196,22 @@ def put_weights(path: Path, model: nn.Module) -> None:
     checkpoint.put(weights, model, source=str(path / checkpoint.MODEL))
 
 
-def restore(path: Path, *, model: nn.Module, optimizer: AdamW, recipe: Recipe, group: Group) -> None:
-    """Restore the optimizer's moments and this process's generators; an additional process seeds new ones."""
+def restore(
+    path: Path,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    recipe: Recipe,
+    group: Group,
+    given: bool = False,
+) -> None:
+    """Restore the optimizer's state and this process's generators; an additional process seeds new ones."""
+    numbers = json.loads(checkpoint.read_text(path, NUMBERS)).get("optimizer")
+    if numbers is not None:
+        put_numbers(numbers, optimizer, scheduler, model, source=str(path / NUMBERS))
+    elif given:
+        raise ValueError(f"{path / NUMBERS} was saved with the AdamW of the recipe; leave optimizer and scheduler out")
     training = checkpoint.read_tensors(path, TENSORS)
     own = f"random.{group.rank}."
     kept = {key: x for key, x in training.items() if not key.startswith(("random.", PREFIX))}
