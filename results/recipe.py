@@ -32,6 +32,22 @@ class Step:
         return [sys.executable, "-m", *module, *words]
 
 
+def with_flags(command: str, flags: str) -> str:
+    """Return a command with more flags; these replace the flags of the same name that it has.
+
+    >>> with_flags("train language --steps 900 --graphs --dim 64", "--steps 2 --no-graphs")
+    'train language --dim 64 --steps 2 --no-graphs'
+    """
+    given = {word.replace("--no-", "--") for word in flags.split() if word.startswith("--")}
+    kept, skipping = [], False
+    for word in command.split():
+        if word.startswith("--"):
+            skipping = word.replace("--no-", "--") in given
+        if not skipping:
+            kept.append(word)
+    return " ".join([*kept, flags])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measure(Step):
     """A command that prints `metric value`, what the number is called, the bar it must reach, and what others have."""

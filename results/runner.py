@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .ledger import Ledger, Row, machine, versions
-from .recipe import Measure, Recipe, Step
+from .recipe import Measure, Recipe, Step, with_flags
 
 STOPPED = 143  # the exit code of a training that was asked to stop
 GRACE = 120.0  # seconds after the deadline, for what is left to measure
@@ -60,8 +60,9 @@ class Runner:
                 if self.deadline <= began - self.began:
                     return self._say(run, "left out: the deadline has passed")
                 self._say(run, "begins")
-                flags = f"{recipe.smoke if self.smoke else ''} --seed {run.seed} --out {{run}}"
-                code = self._call(run, Step(command=f"{recipe.train} {flags}"), until=self.deadline)
+                train = with_flags(recipe.train, recipe.smoke) if self.smoke else recipe.train
+                train = f"{train} --seed {run.seed} --out {{run}}"
+                code = self._call(run, Step(command=train), until=self.deadline)
                 if code not in (0, STOPPED):
                     return self._say(run, f"failed: {run.last_line()}")
                 note = "stopped by the deadline" if code == STOPPED else ""

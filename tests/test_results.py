@@ -24,7 +24,7 @@ from results import heads, pretraining, recall, recalled, script, table
 from results.data import prepare
 from results.ledger import Ledger, Row
 from results.lengths import by_length
-from results.recipe import Measure, Recipe, Step, recipes
+from results.recipe import Measure, Recipe, Step, recipes, with_flags
 from results.runner import Runner, found, in_order
 from results.validation import validated
 from tests.cli.commands import SOURCE, TARGET
@@ -71,7 +71,7 @@ def options_of(words):
 
 
 def commands_of(recipe):
-    train = [] if recipe.train is None else [f"{recipe.train} {recipe.smoke} --seed 0 --out {{run}}"]
+    train = [] if recipe.train is None else [f"{with_flags(recipe.train, recipe.smoke)} --seed 0 --out {{run}}"]
     return [*train, *(step.command for step in (*recipe.then, *recipe.measure))]
 
 
@@ -84,6 +84,13 @@ def test_the_options_of_every_recipe_exist(name):
         if words[0] == "regard":
             asked = {word for word in words if word.startswith("--")}
             assert asked <= options_of(words[1:]), text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_flag_of_training_comes_twice(name):
+    for text in commands_of(RECIPES[name])[:1]:
+        given = [word.replace("--no-", "--") for word in text.split() if word.startswith("--")]
+        assert sorted(given) == sorted(set(given)), text
 
 
 @pytest.mark.parametrize("name", RECIPES)

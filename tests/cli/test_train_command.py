@@ -213,7 +213,7 @@ def test_warmup_beyond_a_fifth_of_the_run_is_reported(files, tmp_path):
     flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", "--dim", 16, "--steps", 4]
     ended = well("train", "translation", *flags, "--warmup", 400, "--out", tmp_path / "run")
     assert (
-        "the warm-up takes 400 of 4 steps, so the learning rate reaches 1.0e-05 of 1.0e-03; a fifth of the steps, 0, "
+        "the warm-up takes 400 of 4 steps, so the learning rate reaches 1.0e-05 of 1.0e-03; a fifth of the steps, 1, "
         "is enough for most models" in ended.err
     )
 

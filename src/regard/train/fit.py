@@ -358,12 +358,12 @@ def _fingerprint_of(batches: Epochs, before: str | None) -> str | None:
 def _long_warmup(recipe: Recipe, steps: int | None) -> str | None:
     """Return a warning if the warm-up takes more than a fifth of the run, None otherwise."""
     warmup = recipe.rate.warmup
-    if steps is None or warmup <= steps / 5:
+    if steps is None or warmup <= max(1, steps / 5):
         return None
     reached = max(recipe.rate(step) for step in {max(1, min(steps, warmup)), max(1, steps)})
     return (
         f"the warm-up takes {warmup:,} of {steps:,} steps, so the learning rate reaches {reached:.1e} of "
-        f"{recipe.rate.peak:.1e}; a fifth of the steps, {steps // 5:,}, is enough for most models"
+        f"{recipe.rate.peak:.1e}; a fifth of the steps, {max(1, steps // 5):,}, is enough for most models"
     )
 
 
