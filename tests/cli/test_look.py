@@ -11,10 +11,12 @@ import urllib.request
 import zlib
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from regard.lens import Tape
+from regard.tasks.language import LanguageModel
 from tests.cli.commands import run
 
 
@@ -191,6 +193,55 @@ def test_weights_that_are_torn_or_of_another_config_are_told_in_one_line(texts):
     done = run(*look)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "cannot read the weights in " in done.err
+
+
+def a_llama():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, **sizes, "eos_token_id": None}))
+
+
+def check_predictions(tape, layer, logits, ids):
+    """The predictions on a tape are those of a model's logits, in float64."""
+    found, p = tape.predictions_of(layer), logits[0].double().log_softmax(-1)
+    own = p[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(found.log_probability[0, 1:-1].double(), own, rtol=0, atol=1e-5)
+    best = [WORDS[n] for n in p.argmax(-1)]
+    assert [found.names[n] for n in found.top[0, 1:, 0]] == best
+
+
+def test_predictions_of_language_models_are_kept(texts, language_run):
+    model = a_llama()
+    hugging_face(texts, model)
+    done = run("look", texts, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    assert done.code == 0, done.err
+    tape = Tape.load(texts / "look.safetensors")
+    assert tape.layers[0] == "layers.0.self_attn"
+    ids = torch.tensor([[WORDS.index(word) for word in tape.tokens_of(0)[0]]])
+    with torch.no_grad():
+        check_predictions(tape, 0, model.eval()(ids).logits, ids)
+    read = LanguageModel.load(language_run / "run")
+    tape = read.tape("the cat sat")
+    assert tape.predictions_of(0).log_probability[0, 1:-1].isfinite().all()
+    assert "▁cat" in tape.predictions_of(0).names
+
+
+def test_predictions_of_a_decoder_are_those_of_its_target(texts):
+    model = a_t5(decoder_start_token_id=1)
+    hugging_face(texts, model)
+    (texts / "target.txt").write_text("sat cat", "utf-8")
+    done = run(
+        "look", texts, "--text", texts / "text.txt", "--target", texts / "target.txt", "--out", texts / "look.safetensors"
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    tape = Tape.load(texts / "look.safetensors")
+    assert [tape.predictions_of(layer) is None for layer in tape.layers if "encoder.block" in layer] == [True] * 2
+    layer = next(layer for layer in tape.layers if "decoder.block.0" in layer)
+    text = (texts / "text.txt").read_text().split()
+    ids, written = (torch.tensor([[WORDS.index(word) for word in words]]) for words in (text, ["<pad>", "sat", "cat"]))
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids, decoder_input_ids=written).logits
+    check_predictions(tape, layer, logits, written)
 
 
 def test_a_target_is_what_a_decoder_reads(texts):

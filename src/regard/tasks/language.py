@@ -268,8 +268,10 @@ class LanguageModel:
         row = _row(lines_in(text), self.tokenizer)[:-1]
         if len(row) > self.length:
             raise ValueError(f"the text has {len(row)} tokens, but the model reads at most {self.length}; shorten it")
+        ids = torch.as_tensor(row.astype(np.int64), device=self.device)[None]
         with capture(self.model, self.tokenizer.labels(row.tolist())) as tape, torch.no_grad():
-            self.model(torch.as_tensor(row.astype(np.int64), device=self.device)[None])
+            logits = self.model(ids)
+        tape.predict(logits, ids, self.tokenizer.labels)
         return tape
 
     def evaluate(

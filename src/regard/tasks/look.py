@@ -153,7 +153,9 @@ def _hugging_face(
     config = transformers.AutoConfig.from_pretrained(folder, **here)
     if not config.is_encoder_decoder:
         _check_no_target(f"a model of type {config.model_type}", target)
-    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
+    writes = any(name.endswith("ForCausalLM") for name in config.architectures or ())
+    kind = transformers.AutoModelForCausalLM if writes and image is None else transformers.AutoModel
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
     model = _load_complete(kind, folder, here).eval().to(device)
     if image is not None:
         return _capture_image(transformers, model, folder, read_image(image), here)
@@ -162,8 +164,10 @@ def _hugging_face(
     _check_length("text", encoded["input_ids"], model)
     source = _labels(tokenizer, encoded["input_ids"][0])
     if not config.is_encoder_decoder:
-        with capture(model, source) as tape, torch.no_grad():
-            model(**encoded)
+        with capture(model.base_model, source) as tape, torch.no_grad():
+            out = model(**encoded)
+        if "logits" in out and out.logits.shape[:2] == encoded["input_ids"].shape:
+            tape.predict(out.logits, encoded["input_ids"], lambda ids: _labels(tokenizer, ids))
         return tape
     if target is None:
         with torch.no_grad():
@@ -173,7 +177,8 @@ def _hugging_face(
         _check_length("target", written, model)
     names = _labels(tokenizer, written[0])
     with capture(model, {"*": source, "*decoder*": names, **_cross_labels(names, source)}) as tape, torch.no_grad():
-        model(**encoded, decoder_input_ids=written)
+        out = model(**encoded, decoder_input_ids=written)
+    tape.predict(out.logits, written, lambda ids: _labels(tokenizer, ids), layers="*decoder*")
     return tape
 
 
@@ -246,7 +251,7 @@ def _max_positions(model: Any) -> int | None:
     return padded[0].num_embeddings - padded[0].padding_idx - 1 if limit is not None and padded else limit
 
 
-def _labels(tokenizer: Any, ids: Tensor) -> list[str]:
+def _labels(tokenizer: Any, ids: Tensor | list[int]) -> list[str]:
     """Return the text of each token."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     return readable_pieces(tokenizer.convert_ids_to_tokens(ids), getattr(inner, "decoder", None))

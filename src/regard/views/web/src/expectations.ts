@@ -78,26 +78,26 @@ export class Expectations {
     const best = this.predictions.expected(n);
     if (!best.length) return el("p", { class: "faint" }, "nothing stands before it");
     const own = this.predictions.logProbability[n];
-    const raw = stands ? this.tokens[n]?.raw : undefined;
-    const items = best.map(({ name, logProbability }) => ({ token: this.names[name], logProbability }));
-    const found = items.some(({ token }) => token.raw === raw);
-    if (stands && !found && !Number.isNaN(own)) items.push({ token: this.tokens[n], logProbability: own });
+    const known = stands && !Number.isNaN(own);
+    // The model's names of tokens may be written otherwise than those of the text: the same number is the same token.
+    const items = best.map(({ name, logProbability }) => ({ token: this.names[name], logProbability, own: known && logProbability === own }));
+    const found = items.some(({ own }) => own);
+    if (known && !found) items.push({ token: this.tokens[n], logProbability: own, own: true });
     const texts = items.map(({ token }) => token.text);
-    const rows = items.map(({ token, logProbability }) => {
+    const rows = items.map(({ token, logProbability, own }) => {
       const p = Math.exp(logProbability);
       const bar = el("i");
       bar.style.width = `${100 * p}%`;
       const twin = texts.filter((text) => text === token.text).length > 1 && token.gap ? "␣" : "";
-      const is = token.raw === raw;
       return el(
         "li",
-        { class: is ? "own" : null },
+        { class: own ? "own" : null },
         el("bdi", { class: "token" }, twin + short(visible(token.text), 24)),
         el("span", { class: "meter" }, bar),
         el("span", { class: "number", "data-p": p }, number(p, DIGITS)),
       );
     });
-    const note = raw !== undefined && el("p", { class: "faint" }, "in colour: the token that stands here", found ? "" : ", beyond the most probable ones");
+    const note = known && el("p", { class: "faint" }, "in colour: the token that stands here", found ? "" : ", beyond the most probable ones");
     return el("div", { class: "expected" }, el("ol", {}, ...rows), note);
   }
 
