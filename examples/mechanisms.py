@@ -79,4 +79,4 @@ panels[11].set(xlabel="key", ylabel="attention received")
 for panel in panels[:11]:
     panel.set(xticks=[], yticks=[], xlabel="key", ylabel="query")
 
-figure.savefig(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images") / "operator.png", dpi=110)
+figure.savefig(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images") / "operator.png", dpi=110, bbox_inches="tight")

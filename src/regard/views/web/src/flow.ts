@@ -194,7 +194,8 @@ export class FlowView implements View {
     const canvas = el("canvas", { width: dots, height: rows });
     const ramp = this.app.ramp(most);
     canvas.getContext("2d")!.putImageData(ramp.pixels(turned, rows, dots), 0, 0);
-    this.legend.draw(ramp, "share of the token that comes from here", true);
+    const largestShare = rollout.reduce((top, value) => Math.max(top, value || 0), 0);
+    this.legend.draw(ramp, "share of the token that comes from here", largestShare > most * 1.001);
     const pixels = { left: MARGIN.left, top: MARGIN.top, width: across, height: down };
     for (const [name, value] of Object.entries(pixels)) canvas.style.setProperty(name, `${value}px`);
     const under = (event: MouseEvent): [number, number] => {
