@@ -154,7 +154,7 @@ def _hugging_face(
     if not config.is_encoder_decoder:
         _check_no_target(f"a model of type {config.model_type}", target)
     writes = any(name.endswith("ForCausalLM") for name in config.architectures or ())
-    kind = transformers.AutoModelForCausalLM if writes and image is None else transformers.AutoModel
+    kind: Any = transformers.AutoModelForCausalLM if writes and image is None else transformers.AutoModel
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
     model = _load_complete(kind, folder, here).eval().to(device)
     if image is not None:

@@ -362,7 +362,7 @@ export class OverviewView implements View {
     const known = sampled.length ? `hatched: ${said(together(sampled.map(({ certainty }) => certainty)))}` : "";
     const { sort } = this.app.state;
     const alike = sort === "similarity" ? this.atlas.similarity() : "";
-    const text = [own, known, ...this.atlas.remarks(), alike, this.app.session.live && hiding.plain(this.app.state.hide)].filter(Boolean).join("; ");
+    const text = [own, ...this.atlas.remarks(), alike, known, this.app.session.live && hiding.plain(this.app.state.hide)].filter(Boolean).join("; ");
     const notes: Node[] = text ? [el("p", { class: "hint known" }, text)] : [];
     if (!chosen.some(({ signed }) => signed)) return notes;
     const [rows, cols] = this.cellSize;

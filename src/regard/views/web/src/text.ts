@@ -246,8 +246,9 @@ export class TextView implements View {
   private section(side: Axis): HTMLElement {
     const links = this.links[side];
     if (!links) {
-      const why = this.missing[side] ?? "computing …";
-      return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), el("p", { class: "faint" }, why));
+      const why = this.missing[side];
+      const text = why ? notice(why) : el("p", { class: "faint" }, "computing …");
+      return el("section", { "data-side": side }, el("h3", {}, SIDES[side]), text);
     }
     const tokens = this.tokens(opposite(side));
     const items = links.top
