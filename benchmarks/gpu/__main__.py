@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import Additive, Causal, Window, attend, weights
+from regard.ops.terms.masks import Mask
 
 from ..__main__ import RESULTS, update
 from .cases import cases, groups, tensors
@@ -46,10 +47,24 @@ def check() -> None:
             near(f"maxima under {mask}", A.pool(64, 64, "max"), exact.pool(64, 64, "max"), 0.01)
             both = groups(2048), groups(2048)
             near(f"mass under {mask}", A.mass(*both), exact.mass(*both), 0.01)
+            check_divergence(mask, d)
     q, k, v = tensors(2, 1, 300, 64)
     u = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     exact = attend(q.double(), k.double(), v.double(), score=Additive(u.double()), backend="reference")
     near("additive", attend(q, k, v, score=Additive(u)), exact, 0.02)
+
+
+def check_divergence(mask: Mask | None, d: int) -> None:
+    leaves = [*tensors(1, 2, 2048, d, grad=True)[:2], *tensors(1, 2, 2048, d, grad=True)[:2]]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    A, B = weights(*leaves[:2], mask=mask), weights(*leaves[2:], mask=mask)
+    a, b = (weights(*pair, mask=mask, backend="reference") for pair in (wide[:2], wide[2:]))
+    for name in ("kl", "js", "mse", "dot"):
+        got, want = getattr(A, name)(B), getattr(a, name)(b)
+        near(f"{name} under {mask}", got, want, 0.02)
+        grads = torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(want.sum(), wide)
+        for ours, exact in zip(*grads, strict=True):
+            near(f"gradient of {name} under {mask}", ours, exact, 0.03)
 
 
 def near(name: str, got: Tensor, want: Tensor, most: float) -> None:

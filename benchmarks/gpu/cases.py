@@ -27,7 +27,7 @@ class Case:
     build: Callable[[], tuple[Call, dict[str, Call]]]
     bar: float | None = None
     cost: bool = False  # the ratio says how many times a peer's time ours takes, at most `bar`
-    show: str = "ms"  # or "us", of the host, or "MB"
+    show: str = "ms"  # or "us", of the host, or what our call returns: "MB", or "%"
 
 
 def cases() -> Iterator[Case]:
@@ -69,6 +69,15 @@ def cases() -> Iterator[Case]:
     yield Case("causal window 512, N 65536, d 64, forward", functools.partial(window, 65536), 1.0)
     yield Case("causal window 512, N 65536 over N 32768", doubling, 2.1, cost=True)
     yield Case("attend and summary, causal window 512, N 65536, d 64", window_summary, 2.7, cost=True)
+    for d in (64, 128):
+        for mask in (None, Causal()):
+            name = f"A.kl(B), {kind(mask)}, N 16384, d {d}, forward + backward"
+            yield Case(name, functools.partial(diverged, 16384, d, mask), 3.0)
+        name = f"A.kl(B), causal, N 16384, d {d}, forward + backward for B alone"
+        yield Case(name, functools.partial(diverged, 16384, d, Causal(), frozen=True), 3.0)
+    yield Case("A.kl(B), causal, N 16384, d 64, forward", functools.partial(diverged, 16384, 64, Causal(), grad=False))
+    yield Case("A.kl(B), causal, N 16384, d 64, memory of the compiled expression", divergence_memory, 2, show="%")
+    yield Case("A.kl(B), causal, N 65536, d 64, forward + backward", functools.partial(diverged, 65536, 64, Causal()))
     for n in (1024, 4096, 16384, 65536):
         for d in (64, 128):
             for mask in (None, Causal()):
@@ -209,21 +218,61 @@ QUESTIONS: dict[str, Callable[[Weights], object]] = {
 
 def memory() -> tuple[Call, dict[str, Call]]:
     q, k, v = tensors(1, HEADS, 16384, 128)
-    run = seen(q, k, v, Causal())
+    return functools.partial(megabytes_beyond, seen(q, k, v, Causal())), {}
 
-    def beyond() -> float:
-        """Megabytes allocated at most during a call, beyond inputs and what it returns."""
-        run()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        kept = run()
-        torch.cuda.synchronize()
-        after = torch.cuda.memory_allocated()
-        assert kept is not None
-        return (torch.cuda.max_memory_allocated() - max(before, after)) / 1e6
 
-    return beyond, {}
+def megabytes_beyond(run: Call) -> float:
+    """Megabytes allocated at most during a call, beyond inputs and what it returns."""
+    run()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = run()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_allocated()
+    assert kept is not None
+    return (torch.cuda.max_memory_allocated() - max(before, after)) / 1e6
+
+
+def diverged(
+    n: int, d: int, mask: Mask | None, *, grad: bool = True, frozen: bool = False
+) -> tuple[Call, dict[str, Call]]:
+    """KL of two matrices, and the expression over stored weights, compiled, at lengths where they fit."""
+    q, k, _ = tensors(1, HEADS, n, d, grad=grad and not frozen)
+    q2, k2, _ = tensors(1, HEADS, n, d, grad=grad)
+    leaves = [x for x in (q, k, q2, k2) if x.requires_grad]
+
+    def ours() -> Tensor:
+        return weights(q, k, mask=mask).kl(weights(q2, k2, mask=mask))
+
+    peers: dict[str, Call] = {}
+    if n <= 16384:
+        hidden = None if mask is None else torch.ones(n, n, dtype=torch.bool, device="cuda").triu(1)
+        stored = functools.partial(_stored_kl(), q, k, q2, k2, hidden)
+        peers["torch.compile"] = through(stored, leaves) if grad else stored
+    return (through(ours, leaves) if grad else ours), peers
+
+
+@functools.cache
+def _stored_kl() -> Callable[..., Tensor]:
+    def expression(q: Tensor, k: Tensor, q2: Tensor, k2: Tensor, hidden: Tensor | None) -> Tensor:
+        scores = [x @ y.mT * x.shape[-1] ** -0.5 for x, y in ((q, k), (q2, k2))]
+        lowest = torch.finfo(q.dtype).min
+        scores = scores if hidden is None else [s.masked_fill(hidden, lowest) for s in scores]
+        log_a, log_b = (F.log_softmax(s, -1, dtype=torch.float32) for s in scores)
+        return (log_a.exp() * (log_a - log_b)).sum(-1)
+
+    return torch.compile(expression, dynamic=False)
+
+
+def divergence_memory() -> tuple[Call, dict[str, Call]]:
+    """The memory of our call in percent of that of the compiled expression."""
+    ours, peers = diverged(16384, 64, Causal())
+
+    def share() -> float:
+        return 100 * megabytes_beyond(ours) / megabytes_beyond(peers["torch.compile"])
+
+    return share, {}
 
 
 def million() -> tuple[Call, dict[str, Call]]:

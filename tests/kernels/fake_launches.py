@@ -60,6 +60,7 @@ def main():
 
     from regard.kernels.additive_scores import additive_scores
     from regard.kernels.launch_cache import _cache
+    from regard.kernels.row_divergences import Matrix, RowSums, divergence_gradients, row_divergences
     from regard.kernels.softmax import softmax
     from regard.kernels.summary.generic import summarize_generic, tile_config
     from regard.kernels.summary.hopper_launcher import summarize_hopper
@@ -77,6 +78,12 @@ def main():
         want = frozenset({"entropy", "received", "max", "distance"})
         summarize_generic(*half, lse, want=want, scale=0.25, offset=0, config=tile_config(16, torch.float16))
         product_by_rows(*half, lse, half[1], scale=0.25, offset=0)
+        both = Matrix(*half, lse, 0.25, 0), Matrix(*half, lse, 0.5, 0)
+        row_divergences("js", *both, one_pattern=True, with_sums=True)
+        for by_keys in (False, True):
+            dtypes = torch.float16, torch.float32
+            sums = RowSums(lse, lse, lse)
+            divergence_gradients("js", *both, sums, one_pattern=True, by_keys=by_keys, out_dtypes=dtypes)
         for low in (0, -UNBOUNDED):
             mapped = {"want": want | {"map"}, "shape": (32, 32), "bin_sizes": (8, 8)}
             summarize_hopper(*wide, wide_lse, scale=0.25, offset=0, pattern=Pattern(low=low), **mapped)

@@ -1286,7 +1286,7 @@ DIVERGENCES = [
         "ops/blocks/divergences.py",
         "some = np.any(flags[0][0], axis=(0, 1)) | np.any(flags[1][0], axis=(0, 1))",
         "some = np.any(flags[0][0], axis=(0, 1))",
-        "ops/blocks/test_divergences.py::test_even_rows_over_nested_keys_have_the_divergences_of_their_closed_form",
+        "ops/blocks/test_divergences.py::test_keys_that_the_other_side_alone_sees_count",
     ),
     Mutant(
         "a known row statistic loses its derivative",

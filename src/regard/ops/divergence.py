@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .backends.triton import prepare_with_kernel
+from .blocks.block_reducer import BlockReducer
 from .blocks.divergences import Kind, Side, evaluate
 from .call import Call, no_autocast
+from .fused import kernel_divergences
+from .fused.kernel_reducer import KernelReducer
 from .indexing import chosen_ids
 from .torch_state import in_functorch, run_uncompiled
 
@@ -18,10 +22,14 @@ Rows = int | slice | list[int] | Tensor | None
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One of two attention matrices: a call, its row statistic if it is known, and True for the mean of its heads."""
+    """One of two attention matrices: a call, its row statistic if it is known, and True for the mean of its heads.
+
+    `keep` stores a row statistic that was computed on the way.
+    """
 
     call: Call
     statistic: Tensor | None
+    keep: Callable[[Tensor], None]
     mean: bool = False
 
     @property
@@ -32,7 +40,13 @@ class Operand:
     def take_rows(self, ids: Tensor) -> Operand:
         """The same matrix, of these queries alone."""
         statistic = None if self.statistic is None else self.statistic[:, :, ids]
-        return Operand(self.call.select(rows=ids), statistic, self.mean)
+        return Operand(self.call.select(rows=ids), statistic, lambda _: None, self.mean)
+
+    def row_statistic(self) -> Tensor:
+        """The row statistic `b h i 1`, by a fused product if it is not known."""
+        found = KernelReducer(self.call, self.statistic, BlockReducer(self.call, self.statistic)).row_statistic()
+        self.keep(found)
+        return found
 
     def side(self) -> Side:
         """This matrix for blocks of rows."""
@@ -56,7 +70,11 @@ def divergence_of(kind: Kind, A: Operand, B: Operand | Tensor, rows: Rows) -> Te
     if isinstance(B, Tensor):
         B = _check_target(kind, A, B)
     with no_autocast(device):
-        found = evaluate(kind, A.side(), B.side() if isinstance(B, Operand) else Side(None, B))
+        if isinstance(B, Operand) and not (A.mean or B.mean or kernel_divergences.objections(A.call, B.call)):
+            statistics = A.row_statistic(), B.row_statistic()
+            found = kernel_divergences.divergence_by_kernel(kind, A.call, B.call, *statistics)
+        else:
+            found = evaluate(kind, A.side(), B.side() if isinstance(B, Operand) else Side(None, B))
     return found if len(lead) == 1 else found.unflatten(0, lead)
 
 

@@ -429,7 +429,7 @@ class Weights:
 
     def _operand(self) -> Operand:
         self._check_unchanged()
-        return Operand(self._call, self._statistic)
+        return Operand(self._call, self._statistic, self._keep)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._call, self._statistic)

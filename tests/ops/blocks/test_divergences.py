@@ -188,6 +188,13 @@ def test_rows_that_see_no_common_key_are_log_2_apart():
     assert (A.dot(other) == 0).all()
 
 
+def test_keys_that_the_other_side_alone_sees_count():
+    n = 8
+    A, other = even(torch.eye(n).bool()), even(torch.ones(n, n).bool())
+    close(A.mse(other), torch.full((1, 1, n), ((n - 1) ** 2 + n - 1) / n**3).double())
+    close(other.mse(A), A.mse(other))
+
+
 def test_a_row_beside_itself_is_0_apart_and_others_keep_their_bounds():
     A, other = made("causal", i=20, j=30), made("plain", i=20, j=30, seed=8)
     for name in ("kl", "js", "mse"):
