@@ -25,6 +25,27 @@ def same(shape: Shape) -> bool:
     return shape.i == shape.j
 
 
+def grid_of(n: int) -> tuple[int, int]:
+    """The rows and columns of the squarest grid of n cells."""
+    rows = max(m for m in range(1, n + 1) if n % m == 0 and m * m <= n)
+    return rows, n // rows
+
+
+def window_of(grid: Tensor) -> tuple[int, int]:
+    """A window of 3 x 4 cells, or as much of it as fits."""
+    return min(3, grid.shape[0]), min(4, grid.shape[1])
+
+
+def in_neighborhood(row: Row, j: int) -> bool:
+    grid = row.t[0]
+    query, key = divmod(row.r, grid.shape[1]), divmod(j, grid.shape[1])
+    for place, cell, n, window in zip(query, key, grid.shape, window_of(grid), strict=True):
+        first = min(max(place - window // 2, 0), n - window)
+        if not first <= cell < first + window:
+            return False
+    return True
+
+
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +177,13 @@ MASKS = [
     ),
     Case(
         "Chunked", none, lambda: {"mask": R.Causal() & R.Chunked(5)}, lambda row, j: j <= row.i and row.i // 5 == j // 5
+    ),
+    Case(
+        "Neighborhood",
+        lambda shape: [torch.zeros(grid_of(shape.i), dtype=torch.bool)],
+        lambda grid: {"mask": R.Neighborhood(tuple(grid.shape), window_of(grid))},
+        lambda row, j: in_neighborhood(row, j),
+        fits=lambda shape: shape.j >= shape.i > 0,
     ),
     Case("Not-Diagonal", none, lambda: {"mask": ~R.Diagonal()}, lambda row, j: row.i != j),
     Case("Diagonal", none, lambda: {"mask": R.Diagonal()}, lambda row, j: row.i == j),

@@ -512,7 +512,7 @@ def test_gradients_under_dropout_pass_gradcheck_with_a_fixed_seed(world):
 
 
 def test_every_term_is_drawn_by_some_property():
-    drawn = "Causal Chunked Window Prefix Global Dilated Diagonal Rule Padding Dense Blocks Documents"
+    drawn = "Causal Chunked Neighborhood Window Prefix Global Dilated Diagonal Rule Padding Dense Blocks Documents"
     drawn += " Alibi Relative Added Gaussian Bias"
     drawn += " Dot Cosine Additive Bilinear Location Score Softmax SinkSoftmax Sigmoid Sparsemax Entmax Hard Tapered"
     covered_elsewhere = {"Near", "Summary", "Weights"}

@@ -46,6 +46,7 @@ MASKED = {
     "documents": Documents(torch.tensor([0, 0, 1, 1, 2])) | ~Dense(torch.ones(5, 5, dtype=torch.bool)),
     "rule": Rule(lambda b, h, i, j: SPOTS[i] == SPOTS[j]),
     "blocks": ~Blocks(torch.eye(3, dtype=torch.bool), 2),
+    "wide blocks": Blocks(torch.tensor([[True, False]] * 5), (1, 4)),
     "larger blocks": Blocks(torch.tensor([[True, False], [True, True]]), 3),
 }
 

@@ -194,7 +194,7 @@ def _entries(t_a, t_b, n_j, KIND: tl.constexpr):
     A, B = tl.exp2(t_a), tl.exp2(t_b)
     if KIND == "kl":
         value = tl.where((A > 0) & (t_b < LOG2_ZERO / 2), float("inf"), A * ((t_a - t_b) * LN2))
-        by_a, by_b = value, -A
+        by_a, by_b = value + A, -A
     elif KIND == "js":
         # log2(A / M) = 1 - log2(1 + B / A), exact for equal weights
         gap = t_b - t_a

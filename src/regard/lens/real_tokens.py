@@ -25,13 +25,34 @@ from ..ops.blocks.prepared_call import PreparedCall
 from ..ops.blocks.reduction import Reduction
 from ..ops.call import Call
 from ..ops.terms.coordinates import Block
-from ..ops.terms.masks import Causal, Chunked, Diagonal, Dilated, Documents, Global, Near, Padding, Prefix, Window
+from ..ops.terms.masks import (
+    Causal,
+    Chunked,
+    Diagonal,
+    Dilated,
+    Documents,
+    Global,
+    Near,
+    Neighborhood,
+    Padding,
+    Prefix,
+    Window,
+)
 from ..ops.terms.masks.mask_algebra import And, Mask, Not, Or, conjuncts
 from ..ops.weights import Weights
 from .recording.generation import looks_back_only
 
 ENTRIES = 2**22  # mask elements evaluated at a time
-POSITIONS = (Causal, Window, Dilated, Chunked, Diagonal, Global, Near)  # masks that hide no key from all queries
+POSITIONS = (
+    Causal,
+    Window,
+    Dilated,
+    Chunked,
+    Diagonal,
+    Global,
+    Near,
+    Neighborhood,
+)  # masks that hide no key from all queries
 CROSS_NAMES = ("cross", "encdec", "enc_dec", "encoder_attn", "src_attn", "memory_attn")  # parts of names of layers
 Key = tuple[str, int]  # layer and call
 

@@ -80,7 +80,8 @@ def _extend_mask(mask: Mask, n: int, slots: int) -> Mask:
         case Documents():
             return Documents(mask.query_ids, wide(mask.query_ids if mask.key_ids is None else mask.key_ids))
         case Blocks():
-            return Blocks(_pad_columns(mask.layout, -(-n // mask.size), -(-(n + slots) // mask.size)), mask.size)
+            cols = mask.sizes[1]
+            return Blocks(_pad_columns(mask.layout, -(-n // cols), -(-(n + slots) // cols)), mask.size)
         case Rule():
             return Rule(_clamp_keys(mask.fn, n))
         case _:

@@ -25,6 +25,7 @@ from regard import (
     Hard,
     Location,
     Near,
+    Neighborhood,
     Padding,
     Prefix,
     Relative,
@@ -51,6 +52,7 @@ def some(*shape):
 
 
 CASES = [
+    {"mask": Neighborhood((1, I), (1, 3))},
     {"mask": Causal() & Chunked(3) & Window((1, 4, 2, 9)[:H])},
     {"bias": 2 * Alibi(H) - some(I, J)},
     {"bias": some(H) * Alibi(H), "mask": Causal() - Diagonal()},
@@ -59,6 +61,7 @@ CASES = [
     {"mask": Padding((4, 7)) & Prefix(torch.tensor([3, 6])) & Global(torch.tensor([[0, 2], [1, 5]]))},
     {"mask": Padding(some(B, J) > -1) & Near(some(B, H, I), 2.5)},
     {"mask": Documents(torch.arange(I) // 2, torch.arange(J) // 2)},
+    {"mask": Blocks(some(3, 3) > -0.5, (2, 3))},
     {"mask": Blocks(some(3, 4) > -0.5, 2) & Dense(some(B, 1, I, J) > -1)},
     {"bias": Alibi(H) + Relative.t5(some(H, 32)), "normalize": SinkSoftmax(0.5)},
     {"bias": Alibi(slopes=some(H)) + Relative.shaw(some(5, D)), "normalize": SinkSoftmax(some(H))},

@@ -17,6 +17,7 @@ from regard import (
     Documents,
     Global,
     Near,
+    Neighborhood,
     Padding,
     Prefix,
     Rule,
@@ -24,6 +25,7 @@ from regard import (
 )
 from regard.ops.terms.coordinates import Block
 from regard.ops.terms.mask_tiles import Grid
+from tests.cases import grid_of, window_of
 
 BITS = torch.Generator().manual_seed(0)
 
@@ -70,6 +72,8 @@ def masks_on_a_grid(draw):
                 Documents(ids(3, b, i).sort().values, ids(3, j).sort().values),
                 Documents(ids(3, i), ids(3, b, j)),
                 Blocks(torch.rand(b, 1, *cells, generator=random) < fill, size),
+                Blocks(torch.rand(b, 1, cells[0], -(-j // 2), generator=random) < fill, (size, 2)),
+                Neighborhood(grid_of(i), window_of(torch.zeros(grid_of(i)))),
                 Blocks(torch.rand(h, 1, cells[1], generator=random) < fill, size),
                 Dense(torch.rand(b, h, i, j, generator=random) < fill),
                 Dense(torch.rand(i, 1, generator=random) < fill),

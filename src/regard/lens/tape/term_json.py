@@ -28,7 +28,18 @@ TERMS: dict[str, type[Term]] = {
     cls.__name__: cls
     for cls in (
         *(masks.Causal, masks.Window, masks.Dilated, masks.Chunked, masks.Diagonal, masks.Prefix, masks.Global),
-        *(masks.Near, masks.Padding, masks.Documents, masks.Blocks, masks.Dense, mask.And, mask.Or, mask.Not, Packed),
+        *(
+            masks.Near,
+            masks.Neighborhood,
+            masks.Padding,
+            masks.Documents,
+            masks.Blocks,
+            masks.Dense,
+            mask.And,
+            mask.Or,
+            mask.Not,
+            Packed,
+        ),
         *(biases.Alibi, biases.Relative, biases.Logarithmic, biases.Clipped, biases.Gaussian, biases.Added, biases.Sum),
         *(biases.ScaledBias, Sloped),
         *(scores.Dot, scores.Cosine, scores.Bilinear, scores.Additive, scores.Location, Until),

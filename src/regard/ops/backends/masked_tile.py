@@ -35,6 +35,7 @@ CACHEABLE = {  # their fields hash, and they read nothing but their fields; not 
     masks.Documents,
     masks.Global,
     masks.Near,
+    masks.Neighborhood,
     masks.Padding,
     masks.Prefix,
     masks.Window,

@@ -65,7 +65,7 @@ class Grid:
     @cached_property
     def i(self) -> Span:
         """Query positions."""
-        row, offset = self._row, self.block.offsets
+        row, offset = self.row, self.block.offsets
         return Span(row.low + offset, row.high + offset)
 
     @cached_property
@@ -75,7 +75,7 @@ class Grid:
         return self._range(cols, self.cols) if isinstance(cols, slice) else self._span(cols[None, None, None])
 
     @cached_property
-    def _row(self) -> Span:
+    def row(self) -> Span:
         """Query rows."""
         rows = self.block.selector("i")
         if isinstance(rows, Tensor):
@@ -92,19 +92,20 @@ class Grid:
         """The span of a tensor with dims `axes`."""
         return self._span(self.block.slice_of(tensor, axes))
 
-    def count(self, layout: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def count(self, layout: Tensor, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return for each tile how many cells of a layout that it touches are True, and how many it touches.
 
-        A cell of the layout covers `size` x `size` entries of the matrix.
+        A cell of the layout covers `sizes` entries of the matrix, rows by columns.
         """
-        row, col = self._row, self.j
+        row, col = self.row, self.j
         layout = layout[(None,) * (4 - layout.ndim)]
         layout = take_entries(
             layout, tuple(slice(None) if layout.shape[n] == 1 else self.block.selector("bh"[n]) for n in (0, 1))
         )
         total = F.pad(layout.long().cumsum(-1).cumsum(-2), (1, 0, 1, 0))  # summed-area table
-        r0, r1 = row.low // size, row.high // size + 1
-        c0, c1 = col.low // size, col.high // size + 1
+        rows, cols = sizes
+        r0, r1 = row.low // rows, row.high // rows + 1
+        c0, c1 = col.low // cols, col.high // cols + 1
         if layout.shape[-2] == 1:
             r0, r1 = r0 * 0, r1 * 0 + 1
         if layout.shape[-1] == 1:

@@ -16,7 +16,7 @@ TERMS_BY_NAME: dict[str, type[Term]] = {
     cls.__name__: cls
     for cls in (
         *(masks.Causal, masks.Window, masks.Dilated, masks.Chunked, masks.Diagonal, masks.Prefix, masks.Global),
-        masks.Padding,
+        *(masks.Padding, masks.Neighborhood),
         *(biases.Alibi, scores.Dot, scores.Cosine),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid),
         *(normalizers.Sparsemax, normalizers.Entmax, normalizers.Hard, normalizers.Tapered),

@@ -69,6 +69,7 @@ TABLE = [
     (Documents(ROWS, KEYS), lambda b, h, r, i, j: ROWS[r].item() == KEYS[j].item()),
     (Documents(IDS, KEYS), lambda b, h, r, i, j: IDS[b, r].item() == KEYS[j].item()),
     (Blocks(LAYOUT, 2), lambda b, h, r, i, j: LAYOUT[r // 2, j // 2].item()),
+    (Blocks(LAYOUT[:2], (3, 2)), lambda b, h, r, i, j: LAYOUT[r // 3, j // 2].item()),
     (Blocks(LAYOUTS, 3), lambda b, h, r, i, j: LAYOUTS[b, h, r // 3, j // 3].item()),
     (Blocks(LAYOUTS[:1, :, :, :1], 3), lambda b, h, r, i, j: LAYOUTS[0, h, r // 3, 0].item()),
     (Dense(PAIRS), lambda b, h, r, i, j: PAIRS[r, j].item()),

@@ -8,7 +8,7 @@ empty or full without evaluating single entries.
 from __future__ import annotations
 
 from .mask_algebra import Mask
-from .position_masks import Causal, Chunked, Diagonal, Dilated, Global, Prefix, Rule, Window
+from .position_masks import Causal, Chunked, Diagonal, Dilated, Global, Neighborhood, Prefix, Rule, Window
 from .tensor_masks import Blocks, Dense, Documents, Near, Padding
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Global",
     "Mask",
     "Near",
+    "Neighborhood",
     "Padding",
     "Prefix",
     "Rule",

@@ -184,6 +184,87 @@ class Chunked(Mask):
 
 
 @term
+class Neighborhood(Mask):
+    """The keys around each cell of a grid: NATTEN's neighbourhood attention (Hassani et al. 2023), in two dimensions.
+
+    `shape` are the rows and columns of the grid, `window` those of a neighbourhood, or one number for both. At an edge
+    the window is shifted inward, so every query sees equally many keys. Query row r is cell r of the grid, row by row,
+    and so are the keys; no query sees a key past the grid.
+
+    >>> print(Neighborhood((1, 6), (1, 3)).draw(6))
+    ■ ■ ■ · · ·
+    ■ ■ ■ · · ·
+    · ■ ■ ■ · ·
+    · · ■ ■ ■ ·
+    · · · ■ ■ ■
+    · · · ■ ■ ■
+    """
+
+    shape: tuple[int, int]
+    window: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for name in ("shape", "window"):
+            value = getattr(self, name)
+            if name == "window" and not isinstance(value, (tuple, list)):
+                value = (value, value)
+            if not isinstance(value, (tuple, list)) or len(value) != 2:
+                raise TypeError(f"Neighborhood {name} must be (rows, columns), got {value!r}; write {name}=(14, 14)")
+            for number in value:
+                check_int(f"Neighborhood {name}", number, least=1)
+            object.__setattr__(self, name, tuple(int(number) for number in value))
+        if any(window > n for n, window in zip(self.shape, self._windows, strict=True)):
+            raise ValueError(f"Neighborhood window must fit in the grid {self.shape}, got {self.window}")
+
+    @property
+    def _windows(self) -> tuple[int, int]:
+        assert isinstance(self.window, tuple)
+        return self.window
+
+    def check(self, sizes: Sizes) -> None:
+        cells = self.shape[0] * self.shape[1]
+        if sizes.i != cells or sizes.j < cells:
+            raise ValueError(
+                f"Neighborhood{self.shape} takes a query and a key for each of its {cells} cells, "
+                f"got i={sizes.i} and j={sizes.j}; write Neighborhood((rows, columns), window)"
+            )
+
+    def over(self, at: Coordinates) -> Tensor:
+        width = self.shape[1]
+        seen = None
+        for axis, (query, key) in enumerate(((at.row // width, at.j // width), (at.row % width, at.j % width))):
+            start, window = self._start(query, axis), self._windows[axis]
+            here = (key >= start) & (key < start + window)
+            seen = here if seen is None else seen & here
+        assert seen is not None
+        return seen
+
+    def tiles(self, grid: Grid) -> Tiles:
+        width, wide = self.shape[1], self._windows[1]
+        rows = self._compare(
+            grid.row.low // width, grid.row.high // width, grid.j.low // width, grid.j.high // width, 0
+        )
+        # Columns are bounds only for a tile whose queries lie in one row of the grid, and its keys in one too.
+        in_line = (grid.row.low // width == grid.row.high // width) & (grid.j.low // width == grid.j.high // width)
+        cols = self._compare(grid.row.low % width, grid.row.high % width, grid.j.low % width, grid.j.high % width, 1)
+        return Tiles(rows.some & (cols.some | ~in_line), rows.full & ((cols.full & in_line) | (wide == width)))
+
+    def _compare(self, query_low: Tensor, query_high: Tensor, low: Tensor, high: Tensor, axis: int) -> Tiles:
+        """Compare ranges of queries and keys along one axis of the grid."""
+        first, last = self._start(query_low, axis), self._start(query_high, axis) + self._windows[axis] - 1
+        some = (high >= first) & (low <= last)
+        return Tiles(some, (low >= self._start(query_high, axis)) & (high <= first + self._windows[axis] - 1))
+
+    def _start(self, query: Tensor, axis: int) -> Tensor:
+        """The first key that a query sees along one axis of the grid."""
+        window = self._windows[axis]
+        return (query - window // 2).clamp(0, self.shape[axis] - window)
+
+    def _drawing_size(self) -> tuple[int, int]:
+        return self.shape[0] * self.shape[1], self.shape[0] * self.shape[1]
+
+
+@term
 class Diagonal(Mask):
     """i == j: each query sees itself; `~Diagonal()` hides just that."""
 

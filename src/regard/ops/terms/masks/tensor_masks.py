@@ -173,6 +173,8 @@ class Documents(Mask):
 class Blocks(Mask):
     """layout[..., row // size, j // size]: a block-sparse pattern; `layout` is bool and broadcasts over b h.
 
+    `size` is a number, or the rows and the columns of a block.
+
     >>> print(Blocks(torch.eye(2, dtype=torch.bool), 2).draw(4))
     ■ ■ · ·
     ■ ■ · ·
@@ -181,25 +183,87 @@ class Blocks(Mask):
     """
 
     layout: Tensor
-    size: int
+    size: int | tuple[int, int]
+
+    @classmethod
+    def choose(
+        cls, scores: Tensor, k: int, *, rows: int = 1, cols: int = 64, causal: bool = True, offset: int = 0
+    ) -> Blocks:
+        """Return the mask of the k key blocks with the highest scores, for each block of queries (MoBA, NSA).
+
+        `scores` are `b h query-blocks key-blocks`, or broadcast to it: for blocks of `rows` queries and `cols` keys,
+        say products of queries with the mean key of each block. A score of -inf or NaN is never chosen, and the choice
+        has no gradient.
+
+        With `causal`, blocks that hold a key after the first of their queries are not ranked: those that the queries
+        reach are kept, and count among the k, and later ones are left out. So a choice depends on earlier keys alone,
+        and with rows=1 on earlier queries alone. `Causal()` beside it hides the rest of a reached block. `offset` is
+        the position of the first query, 0 if queries and keys are the same tokens. Pass causal=False for encoders.
+
+        >>> scores = torch.tensor([[0.0, 0, 0, 0], [9, 0, 0, 0], [1, 2, 0, 9], [1, 3, 2, 0]])
+        >>> print((Causal() & Blocks.choose(scores, 2, rows=2, cols=2)).draw(8))
+        ■ · · · · · · ·
+        ■ ■ · · · · · ·
+        ■ ■ ■ · · · · ·
+        ■ ■ ■ ■ · · · ·
+        · · ■ ■ ■ · · ·
+        · · ■ ■ ■ ■ · ·
+        · · ■ ■ · · ■ ·
+        · · ■ ■ · · ■ ■
+        """
+        check_tensor("Blocks.choose scores", scores, hint="q @ keys.mT")
+        if scores.ndim not in (2, 3, 4) or not scores.is_floating_point():
+            raise ValueError(
+                "Blocks.choose takes scores b h query-blocks key-blocks in floating point, got "
+                f"{scores.dtype} {tuple(scores.shape)}"
+            )
+        for name, value in (("k", k), ("rows", rows), ("cols", cols)):
+            check_int(f"Blocks.choose {name}", value, least=1)
+        check_int("Blocks.choose offset", offset, least=-(2**62))
+        ranked, count = scores.detach(), torch.full((), k, device=scores.device)
+        reached = torch.zeros((), dtype=torch.bool, device=scores.device)
+        if causal:
+            first = torch.arange(scores.shape[-2], device=scores.device)[:, None] * rows + offset
+            start = torch.arange(scores.shape[-1], device=scores.device) * cols
+            is_past = start + cols - 1 <= first
+            reached = ~is_past & (start <= first + rows - 1)
+            ranked = torch.where(is_past, ranked, -torch.inf)
+            count = (k - reached.sum(-1, keepdim=True)).clamp(min=0)
+        best = torch.where(ranked.isnan(), -torch.inf, ranked).topk(min(k, scores.shape[-1]), -1)
+        rank = torch.arange(best.values.shape[-1], device=scores.device)
+        chosen = (best.values > -torch.inf) & (rank < count)
+        layout = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best.indices, chosen)
+        return cls(layout | reached, (rows, cols))
 
     def __post_init__(self) -> None:
         check_bool_mask("Blocks layout", self.layout)
-        check_int("Blocks size", self.size, least=1)
+        if isinstance(self.size, (tuple, list)):
+            if len(self.size) != 2:
+                raise ValueError(f"Blocks size must be a number, or (rows, columns), got {self.size}")
+            object.__setattr__(self, "size", tuple(self.size))
+        for size in self.sizes:
+            check_int("Blocks size", size, least=1)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The rows and the columns of a block."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def check(self, sizes: Sizes) -> None:
-        rows, cols = -(-sizes.i // self.size), -(-sizes.j // self.size)
+        rows, cols = (-(-n // size) for n, size in zip((sizes.i, sizes.j), self.sizes, strict=True))
         check_broadcast("Blocks layout", self.layout, {"b": sizes.b, "h": sizes.h, "i/size": rows, "j/size": cols})
 
     def over(self, at: Coordinates) -> Tensor:
-        return look_up(self.layout, at.b, at.h, at.row // self.size, at.j // self.size)
+        rows, cols = self.sizes
+        return look_up(self.layout, at.b, at.h, at.row // rows, at.j // cols)
 
     def tiles(self, grid: Grid) -> Tiles:
-        count, area = grid.count(self.layout, self.size)
+        count, area = grid.count(self.layout, self.sizes)
         return Tiles(count > 0, count == area)
 
     def _drawing_size(self) -> tuple[int, int]:
-        return _clamped_size(self.layout.shape[-2] * self.size, self.layout.shape[-1] * self.size)
+        rows, cols = self.sizes
+        return _clamped_size(self.layout.shape[-2] * rows, self.layout.shape[-1] * cols)
 
 
 @term
