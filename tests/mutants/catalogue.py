@@ -465,8 +465,8 @@ MASKS = [
     Mutant(
         "a block layout read at positions, not rows",
         "ops/terms/masks/tensor_masks.py",
-        "at.row // self.size",
-        "at.i // self.size",
+        "at.row // rows, at.j // cols",
+        "at.i // rows, at.j // cols",
         "test_invariants.py::test_structured_masks_equal_their_dense_spelling",
     ),
     Mutant(

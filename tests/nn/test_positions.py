@@ -227,3 +227,21 @@ def test_a_position_alone_has_the_sines_it_has_among_others(layout):
 def test_positions_may_be_mapped_over(layer, shape):
     positions = torch.arange(6).view(shape)
     torch.testing.assert_close(torch.vmap(layer)(positions), layer(positions))
+
+
+def test_interleaved_features_rotate_as_those_of_halves_in_another_order():
+    x, at = torch.randn(2, 3, 5, 10), torch.arange(5)
+    order = torch.tensor([0, 2, 4, 1, 3, 5, 6, 7, 8, 9])  # of 6 rotated features, the even ones first
+    found = Rotary(6, layout="interleaved")(x, at)
+    torch.testing.assert_close(found[..., order], Rotary(6)(x[..., order], at))
+    assert repr(Rotary(6, layout="interleaved")) == "Rotary(6, base=10000, layout='interleaved')"
+    with pytest.raises(ValueError, match="layout must be 'halves' or 'interleaved', got 'pairs'"):
+        Rotary(6, layout="pairs")
+
+
+def test_interleaved_features_rotate_as_in_transformers():
+    helium = pytest.importorskip("transformers.models.helium.modeling_helium")
+    x, at = torch.randn(2, 3, 5, 8), torch.arange(5)
+    rotary = Rotary(8, layout="interleaved")
+    cos, sin = (torch.cat((y, y), -1)[None] for y in rotary.angles(x, at))
+    torch.testing.assert_close(rotary(x, at), helium.apply_rotary_pos_emb(x, x, cos, sin)[0])

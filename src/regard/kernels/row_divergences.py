@@ -33,6 +33,7 @@ from .tiles import (
     KernelBias,
     KeyStream,
     Pattern,
+    RowStream,
     ScoreTerms,
     list_strides,
     log2_weights,
@@ -40,15 +41,6 @@ from .tiles import (
     visible_tiles,
     with_contiguous_features,
 )
-
-
-class RowStream(NamedTuple):
-    """Inside the kernel: the queries of one head and their log-sum-exp."""
-
-    Q: Any
-    q_i: Any
-    LSE: Any
-    n_i: Any
 
 
 class SideStream(NamedTuple):
@@ -233,7 +225,7 @@ def _divergence_kernel(
     KIND: tl.constexpr,
     ONE_PATTERN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the divergences of one tile of rows, and their sums a_i and b_i if asked for."""
+    """Compute the divergences of one tile of rows, and their sums a_i and b_i unless ROW_A is None."""
     tile = tiles - 1 - tl.program_id(0) % tiles  # the last rows first: under a causal mask they take longest
     bh = tl.program_id(0) // tiles
     b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)

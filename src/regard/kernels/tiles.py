@@ -133,6 +133,15 @@ class KeyStream(NamedTuple):
     high: Any
 
 
+class RowStream(NamedTuple):
+    """Inside a kernel: the queries of one head and their log-sum-exp."""
+
+    Q: Any
+    q_i: Any
+    LSE: Any
+    n_i: Any
+
+
 class ScoreTerms(NamedTuple):
     """Inside a kernel: the terms that turn products of queries and keys into scores; None for absent ones."""
 

@@ -29,6 +29,7 @@ from .tiles import (
     KernelBias,
     KeyStream,
     Pattern,
+    RowStream,
     ScoreTerms,
     list_strides,
     log2_weights,
@@ -36,15 +37,6 @@ from .tiles import (
     visible_tiles,
     with_contiguous_features,
 )
-
-
-class RowStream(NamedTuple):
-    """Inside the kernel: the queries of one head and their log-sum-exp."""
-
-    Q: Any
-    q_i: Any
-    LSE: Any
-    n_i: Any
 
 
 class FactorStream(NamedTuple):

@@ -10,7 +10,7 @@ from .masked_lm import mask_words
 from .pointer import Pointer, PointerConfig
 from .pretrained import load, save
 from .reader import Reader, ReaderConfig
-from .rope_scaling import Stretch
+from .rope_scaling import DynamicStretch, LinearStretch, Stretch, YarnStretch
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 from .span_scores import best_spans, top_spans
 from .transformer import Transformer, TransformerConfig
@@ -27,8 +27,10 @@ __all__ = [
     "BertTagger",
     "Captioner",
     "CaptionerConfig",
+    "DynamicStretch",
     "Gpt",
     "GptConfig",
+    "LinearStretch",
     "Pointer",
     "PointerConfig",
     "Reader",
@@ -43,6 +45,7 @@ __all__ = [
     "ViT",
     "ViTClassifier",
     "ViTConfig",
+    "YarnStretch",
     "best_spans",
     "load",
     "mask_words",

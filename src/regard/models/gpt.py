@@ -43,9 +43,10 @@ from .decoder_state import CachedState, Watched, step, watch_attention
 from .initialization import initialize, initialize_residual
 from .named_choices import Activation, NormName, activation_named, norm_named
 from .padding import Padded, counted_of, keep_of
-from .rope_scaling import Stretch
+from .rope_scaling import RopeScaling
 
 Positions = Literal["learned", "rotary"]
+RotaryLayout = Literal["halves", "interleaved"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,9 @@ class GptConfig:
 
     `hidden` is the width inside the feed-forward (default: 4 dim, or 8/3 dim if `gated`). `biased` names the parts with
     a bias: q, k, v, o, and f for the feed-forward. `length` bounds learned positions; rotary ones have no bound.
-    `stretch` rescales rotary frequencies for longer contexts. `window` is the number of tokens, its own included, that
-    a token sees. `dropout` acts on the embedding and the output of each sublayer, `attention_dropout` on the weights.
+    `stretch` rescales rotary frequencies for longer contexts, and `rotary_layout` says which features rotate together.
+    `window` is the number of tokens, its own included, that a token sees. `dropout` acts on the embedding and the
+    output of each sublayer, `attention_dropout` on the weights.
     """
 
     vocabulary: int
@@ -76,7 +78,8 @@ class GptConfig:
     biased: str = "qkvof"
     positions: Positions = "learned"
     base: float = 10_000.0
-    stretch: Stretch | None = None
+    stretch: RopeScaling | None = None
+    rotary_layout: RotaryLayout = "halves"
     qk_norm: bool = False
     window: int | None = None
     tied: bool = True
@@ -89,7 +92,8 @@ class GptConfig:
         for name in ("kv_heads", "head_dim", "hidden", "window"):
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)
-        for name, known in (("activation", Activation), ("norm", NormName), ("positions", Positions)):
+        choices = {"activation": Activation, "norm": NormName, "positions": Positions, "rotary_layout": RotaryLayout}
+        for name, known in choices.items():
             check_choice(name, getattr(self, name), known)
         for name in ("gated", "qk_norm", "tied"):
             check_flag(name, getattr(self, name))
@@ -103,8 +107,11 @@ class GptConfig:
                 f"rotary positions rotate features in pairs: dim must be a multiple of 2 * heads, got dim={self.dim} "
                 f"and heads={self.heads}; pass dim={-(-self.dim // pair) * pair}"
             )
-        if not isinstance(self.stretch, Stretch | None):
-            raise TypeError(f"stretch must be a Stretch or None, got {self.stretch!r}; write Stretch(factor=8.0)")
+        if not isinstance(self.stretch, RopeScaling | None):
+            raise TypeError(
+                "stretch must be a Stretch, LinearStretch, DynamicStretch, YarnStretch or None, "
+                f"got {self.stretch!r}; write Stretch(factor=8.0)"
+            )
 
     def with_sizes(self) -> Self:
         """Return the same config with all default sizes as numbers."""
@@ -320,7 +327,9 @@ def _block(config: GptConfig) -> EncoderBlock:
     sizes = config.with_sizes()
     assert sizes.head_dim is not None
     assert sizes.hidden is not None
-    rotary = Rotary(sizes.head_dim, base=config.base, scaling=config.stretch) if config.positions == "rotary" else None
+    rotary = None
+    if config.positions == "rotary":
+        rotary = Rotary(sizes.head_dim, base=config.base, scaling=config.stretch, layout=config.rotary_layout)
     norm = norm_named(config.norm, eps=config.eps)
     attention = Attention(
         config.dim,

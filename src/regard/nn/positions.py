@@ -98,20 +98,28 @@ class Rotary(nn.Module):
     True
 
     The first `width` features are rotated, feature m together with m + width / 2, as in Llama and GPT-NeoX
-    checkpoints; the others pass unchanged. `scaling` maps the frequencies, highest first, before they are used:
-    `lambda f: f / 4` extends the context fourfold. Angles are computed in float32 or better and never stored, so a
-    cast of the model does not round them.
+    checkpoints, or with `layout="interleaved"` feature 2m with 2m + 1, as in GPT-J and Helium; the others pass
+    unchanged. `scaling` maps the frequencies, highest first, before they are used: `lambda f: f / 4` extends the
+    context fourfold. `regard.models` has `LinearStretch`, `DynamicStretch`, `YarnStretch` and Llama 3.1's `Stretch`.
+    Angles are computed in float32 or better and never stored, so a cast of the model does not round them.
     """
 
     def __init__(
-        self, width: int, *, base: float = 10_000.0, scaling: Callable[[Tensor], Tensor] | None = None
+        self,
+        width: int,
+        *,
+        base: float = 10_000.0,
+        scaling: Callable[..., Tensor] | None = None,
+        layout: Literal["halves", "interleaved"] = "halves",
     ) -> None:
         super().__init__()
+        if layout not in ("halves", "interleaved"):
+            raise ValueError(f"layout must be 'halves' or 'interleaved', got {layout!r}")
         check_int("width", width, least=2)
         check_number("base", base, above=0)
         if width % 2:
             raise ValueError(f"width must be even, features are rotated in pairs, got {width}; pass {width - 1}")
-        self.width, self.base, self.scaling = width, base, scaling
+        self.width, self.base, self.scaling, self.layout = width, base, scaling, layout
 
     def forward(self, x: Float[Tensor, "b h n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b h n d"]:
         return self.rotate(x, *self.angles(x, positions))
@@ -120,9 +128,18 @@ class Rotary(nn.Module):
         """Return cosine and sine of every angle: `n width/2`, or `b 1 n width/2` for positions `(b, n)`."""
         wide = torch.promote_types(x.dtype, torch.float32)
         frequencies = _frequencies(self.width, self.base, x.device, wide)
-        angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
+        if self.scaling is not None and positions.numel():
+            length = (positions.amax(-1, keepdim=True)[..., None] + 1,) if self._is_by_length else ()
+            frequencies = self.scaling(frequencies, *length)  # pairs, or b 1 pairs
+        angles = _angles(positions, frequencies)
         angles = angles[:, None] if angles.ndim == 3 else angles
-        return angles.cos(), angles.sin()
+        amplitude = getattr(self.scaling, "amplitude", 1.0)
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if amplitude == 1 else (cos * amplitude, sin * amplitude)
+
+    @property
+    def _is_by_length(self) -> bool:
+        return bool(getattr(self.scaling, "by_length", False))
 
     def rotate(self, x: Float[Tensor, "b h n d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n d"]:
         """Rotate the first `width` features of x by these angles."""
@@ -130,12 +147,16 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"Rotary rotates {self.width} features, got x of width {x.shape[-1]}; pass a smaller width"
             )
-        left, right = x[..., : self.width].to(cos.dtype).chunk(2, -1)
-        rotated = (left * cos - right * sin, right * cos + left * sin)
-        return torch.cat((*(half.to(x.dtype) for half in rotated), x[..., self.width :]), -1)
+        turned = x[..., : self.width].to(cos.dtype)
+        interleaved = self.layout == "interleaved"
+        left, right = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+        rotated = [half.to(x.dtype) for half in (left * cos - right * sin, right * cos + left * sin)]
+        if interleaved:
+            rotated = [torch.stack(rotated, -1).flatten(-2)]
+        return torch.cat((*rotated, x[..., self.width :]), -1)
 
     def extra_repr(self) -> str:
-        return f"{self.width}, base={self.base:g}"
+        return f"{self.width}, base={self.base:g}" + (", layout='interleaved'" if self.layout == "interleaved" else "")
 
 
 class T5Bias(nn.Module):

@@ -34,6 +34,12 @@ STRETCHED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+
+
+def rope(kind, **fields):
+    return {"rope_theta": 5000.0, "rope_type": kind, **fields}
+
+
 VIT = {
     "hidden_size": 12,
     "num_hidden_layers": 2,
@@ -60,6 +66,12 @@ LANGUAGE = {
         {**LLAMA, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "llama 3.1": ("LlamaForCausalLM", {**LLAMA, "rope_parameters": STRETCHED}),
+    "llama linear": ("LlamaForCausalLM", {**LLAMA, "rope_parameters": rope("linear", factor=3.0)}),
+    "llama yarn": (
+        "LlamaForCausalLM",
+        {**LLAMA, "head_dim": 12, "rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=8)},
+    ),
+    "helium": ("HeliumForCausalLM", {**LLAMA, "head_dim": 4}),
     "mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 4, "head_dim": 6}),
     "qwen2": ("Qwen2ForCausalLM", LLAMA),
     "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 6}),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+from regard.models import DynamicStretch, Gpt, GptConfig
 from regard.models.pretrained import load, save
 from tests.models.pretrained.peers import (
     GPT2,
@@ -18,6 +20,7 @@ from tests.models.pretrained.peers import (
     peer,
     reconfigure,
     rewrite,
+    rope,
     same_gradients,
     saved,
     transformers,
@@ -68,28 +71,54 @@ def test_a_model_without_prefix_and_with_buffers_is_read(tmp_path):
         assert torch.equal(x, expected[name])
 
 
+def test_dynamic_scaling_equals_transformers_below_and_above_its_length(tmp_path):
+    values = {**LLAMA, "max_position_embeddings": 8, "rope_parameters": rope("dynamic", factor=2.0)}
+    theirs = peer("LlamaForCausalLM", values)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    for n in (6, 8, 11, 20):
+        ids = torch.randint(0, V, (2, n))
+        close(ours(ids), theirs(ids).logits)
+    save(ours, tmp_path / "ours")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    close(again(ids).logits, theirs(ids).logits)
+
+
+def test_a_dynamic_scaling_from_another_length_cannot_be_saved(tmp_path):
+    config = GptConfig.llama(vocabulary=V, dim=16, depth=1, heads=4, length=8)
+    model = Gpt(replace(config, stretch=DynamicStretch(factor=2.0, original=4)))
+    with pytest.raises(ValueError, match="is saved with original=8, the length of the model, got 4"):
+        save(model, tmp_path)
+
+
 def test_older_rotary_fields_are_read(tmp_path):
     saved(tmp_path, "LlamaForCausalLM", {**LLAMA, "rope_parameters": STRETCHED})
     expected = load(tmp_path).config
     data = json.loads((tmp_path / "config.json").read_text())
-    rope = data.pop("rope_parameters")
-    data |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    older = data.pop("rope_parameters")
+    data |= {"rope_theta": older.pop("rope_theta"), "rope_scaling": older}
     (tmp_path / "config.json").write_text(json.dumps(data))
     assert load(tmp_path).config == expected
     assert expected.stretch is not None
 
 
 @pytest.mark.parametrize(
-    ("rope", "message"),
+    ("given", "message"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, "rope_parameters must be of rope_type 'default', or 'llama3'"),
-        ({"rope_type": "llama3", "factor": 2.0}, "with factor, low_freq_factor"),
+        (
+            {"rope_type": "longrope", "factor": 2.0},
+            "rope_parameters must be of rope_type 'default', or 'linear' with f",
+        ),
+        ({"rope_type": "llama3", "factor": 2.0}, "'llama3' with factor, high_freq_factor"),
+        ({"rope_type": "yarn"}, "'yarn' with factor"),
+        ({"rope_type": "dynamic", "factor": 2.0, "turns": 1}, "'dynamic' with factor"),
+        ({"rope_type": "dynamic", "factor": 0.5}, "factor must be 1 or more, got 0.5"),
         ({**STRETCHED, "factor": "2"}, "factor must be a number"),
         ({**STRETCHED, "low_freq_factor": 9.0}, "low and high must be 0 < low < high"),
         ([1], "rope_parameters must be an object"),
     ],
 )
-def test_rotary_fields_that_are_not_known_are_refused(rope, message, tmp_path):
-    reconfigure(saved(tmp_path, "LlamaForCausalLM", LLAMA), rope_parameters=rope)
+def test_rotary_fields_that_are_not_known_are_refused(given, message, tmp_path):
+    reconfigure(saved(tmp_path, "LlamaForCausalLM", LLAMA), rope_parameters=given)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)

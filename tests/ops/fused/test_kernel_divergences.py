@@ -30,7 +30,7 @@ LEFT = [
     ({"mask": MASK}, {"mask": MASK, "h": 1}, "one mask for both sides"),
     ({"mask": MASK}, {}, "one mask for both sides"),
     ({}, {"normalize": R.Sigmoid()}, "softmax"),
-    ({}, {"backend": "tiled"}, "another backend"),
+    ({}, {"backend": "tiled"}, "is not the kernel"),
     ({}, {"dtype": torch.float16}, "one dtype"),
     ({"offset": (3,)}, {"offset": (3,)}, "one offset for all batch rows"),
     ({"grad": True, "score": R.Dot(cap=3.0)}, {}, "capped scores"),

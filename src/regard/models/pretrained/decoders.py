@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..gpt import Gpt, GptConfig
-from ..rope_scaling import Stretch
+from ..rope_scaling import DynamicStretch, LinearStretch, RopeScaling, Stretch, YarnStretch, yarn_amplitude
 from .architecture import Architecture, ModelHead, TensorLocation, layers
 from .fields import ConfigFields
 
@@ -34,6 +34,8 @@ LLAMA_LAYER = {
     "feedforward.down": "mlp.down_proj",
     "around_feedforward.norm": "post_attention_layernorm",
 }
+ORIGINAL = "original_max_position_embeddings"
+YARN = {"beta_fast": "fast", "beta_slow": "slow", "attention_factor": "amplitude", "truncate": "truncate"}
 STRETCH = {
     "factor": "factor",
     "low_freq_factor": "low",
@@ -58,19 +60,64 @@ def _read_llama(fields: ConfigFields, ours: dict[str, Any], held: Collection[str
     rope = dict(fields.within(place) or {})
     base = rope.pop("rope_theta", base)
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    if kind == "default" and not rope:
-        return {"base": base, "stretch": None}
-    if kind != "llama3" or rope.keys() != STRETCH.keys():
-        expected = f"of rope_type 'default', or 'llama3' with {', '.join(STRETCH)}"
-        raise fields.error(place, expected, {"rope_type": kind, **rope})
+    if (
+        kind not in ROPE_FIELDS
+        or not ROPE_FIELDS[kind][0] <= rope.keys() <= ROPE_FIELDS[kind][0] | ROPE_FIELDS[kind][1]
+    ):
+        known = [f"{name!r} with {', '.join(sorted(needed))}" for name, (needed, _) in ROPE_FIELDS.items() if needed]
+        raise fields.error(place, f"of rope_type 'default', or {', or '.join(known)}", {"rope_type": kind, **rope})
     with fields.path_in_errors():
-        return {"base": base, "stretch": Stretch(**{STRETCH[name]: value for name, value in rope.items()})}
+        return {"base": base, "stretch": _read_scaling(kind, rope, ours["length"])}
+
+
+# The fields of each rope_type: those that it needs, and those that it may have.
+ROPE_FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset({ORIGINAL})),
+    "dynamic": (frozenset({"factor"}), frozenset({ORIGINAL})),
+    "yarn": (
+        frozenset({"factor"}),
+        frozenset({ORIGINAL, *YARN, "mscale", "mscale_all_dim", "finetuned"}),
+    ),
+    "llama3": (frozenset(STRETCH), frozenset()),
+}
+
+
+def _read_scaling(kind: str, rope: dict[str, Any], length: int) -> RopeScaling | None:
+    match kind:
+        case "linear":
+            return LinearStretch(factor=rope["factor"])
+        case "dynamic":  # transformers compares with max_position_embeddings
+            return DynamicStretch(factor=rope["factor"], original=length)
+        case "yarn":
+            given = {YARN[name]: value for name, value in rope.items() if name in YARN and value is not None}
+            share, share_of_all = rope.get("mscale"), rope.get("mscale_all_dim")
+            if "amplitude" not in given and share and share_of_all:
+                factor = rope["factor"]
+                given["amplitude"] = yarn_amplitude(factor, share) / yarn_amplitude(factor, share_of_all)
+            return YarnStretch(factor=rope["factor"], original=rope.get(ORIGINAL, length), **given)
+        case "llama3":
+            return Stretch(**{STRETCH[name]: value for name, value in rope.items()})
+    return None
 
 
 def _write_llama(config: GptConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": config.base, "rope_type": "default"}
-    if (stretch := config.stretch) is not None:
-        rope |= {"rope_type": "llama3"} | {theirs: getattr(stretch, ours) for theirs, ours in STRETCH.items()}
+    match config.stretch:
+        case Stretch() as stretch:
+            rope |= {"rope_type": "llama3"} | {theirs: getattr(stretch, ours) for theirs, ours in STRETCH.items()}
+        case LinearStretch(factor=factor):
+            rope |= {"rope_type": "linear", "factor": factor}
+        case DynamicStretch(factor=factor, original=original):
+            if original != config.length:
+                raise ValueError(
+                    "transformers stretches from max_position_embeddings on: a DynamicStretch is saved with "
+                    f"original={config.length}, the length of the model, got {original}"
+                )
+            rope |= {"rope_type": "dynamic", "factor": factor}
+        case YarnStretch() as yarn:
+            rope |= {"rope_type": "yarn", "factor": yarn.factor, ORIGINAL: yarn.original}
+            rope |= {theirs: getattr(yarn, ours) for theirs, ours in YARN.items()}
     return {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": None}
 
 
@@ -164,6 +211,7 @@ LLAMA = Architecture(
     },
     heads={"ForCausalLM": _gpt("model.embed_tokens")},
 )
+HELIUM = replace(LLAMA, title="Helium", given={**LLAMA.given, "rotary_layout": "interleaved"})
 MISTRAL = replace(
     LLAMA,
     title="Mistral",

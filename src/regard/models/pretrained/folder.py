@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...atomic_files import atomic_path, save_tensors
 from . import tensors
 from .architecture import Architecture, ModelHead, TensorLocation
-from .decoders import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
+from .decoders import GPT2, HELIUM, LLAMA, MISTRAL, QWEN2, QWEN3
 from .encoders import BERT, DISTILBERT, ROBERTA, VIT
 from .fields import ConfigFields
 from .tensors import WEIGHTS, StoredTensor
@@ -31,6 +31,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "helium": HELIUM,
     "vit": VIT,
     "marian": MARIAN,
     "bart": BART,

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def objections(A: Call, B: Call) -> list[str]:
-    """Return the reasons why no kernel compares the weights of these two calls."""
+    """Return the reasons why no kernel compares the weights of two calls."""
     found = [*kernel_reductions.objections(A), *kernel_reductions.objections(B)]
     if not {A.backend, B.backend} <= {None, "triton"}:
-        found.append("another backend was asked for")
+        found.append("the backend of a side is not the kernel")
     if A.q.dtype != B.q.dtype:
         found.append(f"the kernel takes one dtype, got {A.q.dtype} and {B.q.dtype}")
     if not found and not has_one_pattern(A, B) and None in (band_pattern(A), band_pattern(B)):
@@ -139,7 +139,7 @@ def _gradients(
 
 
 def _matrices(setting: DivergenceSettings, tensors: tuple[Tensor, ...], tiling: Tiling) -> tuple[bool, Matrix, Matrix]:
-    """True if one pattern serves both sides, and both sides as the kernel takes them, with as many heads."""
+    """True if one pattern serves both sides, and both sides as the kernel takes them, with the same number of heads."""
     from ...kernels.row_divergences import Matrix
 
     _, A, B, scales = setting
