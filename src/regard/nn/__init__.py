@@ -4,6 +4,7 @@ from .attention import Attention
 from .blocks import DecoderBlock, EncoderBlock
 from .cache import KeyValues, KVCache, SegmentMemory
 from .core import Core
+from .differential import DifferentialAttention
 from .embeddings import (
     CharacterEmbedding,
     ConcatEmbedding,
@@ -14,6 +15,7 @@ from .embeddings import (
     TokenEmbedding,
 )
 from .feedforward import FeedForward, GatedFeedForward
+from .latent import LatentAttention
 from .learned_terms import LearnedCosine, LearnedDot, LearnedSink
 from .local_recurrent import LocalAttention
 from .losses import Loss, cross_entropy
@@ -46,6 +48,7 @@ __all__ = [
     "Core",
     "Coverage",
     "DecoderBlock",
+    "DifferentialAttention",
     "DotScore",
     "EncoderBlock",
     "FeedForward",
@@ -54,6 +57,7 @@ __all__ = [
     "GeneralScore",
     "KVCache",
     "KeyValues",
+    "LatentAttention",
     "LearnedCosine",
     "LearnedDot",
     "LearnedPositions",
