@@ -108,12 +108,7 @@ def _write_llama(config: GptConfig) -> dict[str, Any]:
             rope |= {"rope_type": "llama3"} | {theirs: getattr(stretch, ours) for theirs, ours in STRETCH.items()}
         case LinearStretch(factor=factor):
             rope |= {"rope_type": "linear", "factor": factor}
-        case DynamicStretch(factor=factor, original=original):
-            if original != config.length:
-                raise ValueError(
-                    "transformers stretches from max_position_embeddings on: a DynamicStretch is saved with "
-                    f"original={config.length}, the length of the model, got {original}"
-                )
+        case DynamicStretch(factor=factor):  # from max_position_embeddings on
             rope |= {"rope_type": "dynamic", "factor": factor}
         case YarnStretch() as yarn:
             rope |= {"rope_type": "yarn", "factor": yarn.factor, ORIGINAL: yarn.original}
