@@ -87,7 +87,7 @@ def test_dynamic_scaling_equals_transformers_below_and_above_its_length(tmp_path
 def test_a_dynamic_scaling_from_another_length_cannot_be_saved(tmp_path):
     config = GptConfig.llama(vocabulary=V, dim=16, depth=1, heads=4, length=8)
     model = Gpt(replace(config, stretch=DynamicStretch(factor=2.0, original=4)))
-    with pytest.raises(ValueError, match=r"has no stretch=DynamicStretch\(factor=2.0, original=4\)"):
+    with pytest.raises(ValueError, match="of transformers"):
         save(model, tmp_path)
 
 
