@@ -74,7 +74,7 @@ def test_the_best_output_of_each_line_is_kept_as_it_was_printed(monkeypatch, cap
 
 
 def test_lines_are_numbered_through_and_outputs_that_were_cut_counted_over_all_chunks(monkeypatch, capsys):
-    monkeypatch.setattr("regard.cli.terminal.LINES_PER_CHUNK", 2)
+    monkeypatch.setattr("regard.cli.stdin_chunks.LINES_PER_CHUNK", 2)
     written(monkeypatch, "a b c d e\nb\nthree long words\nd\n", Search(beam=1, max_length=3, nbest=1))
     ended = capsys.readouterr()
     assert ended.out.splitlines() == ["A B C D E", "B", "THREE LONG WORDS", "D"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import sys
 
-import pytest
-
 from regard.cli import terminal
 
 
@@ -35,15 +33,3 @@ def test_a_file_sees_a_line_now_and_then(monkeypatch):
         "translating: 2,000 of 6,000 · 200.0/s · 20 s left",
         "translating: 4,000 of 6,000 · 195.1/s · 10 s left",
     ]
-
-
-@pytest.mark.parametrize(("typed", "sizes"), [(False, [3]), (True, [1, 1, 1])])
-def test_lines_that_someone_types_are_answered_one_by_one(typed, sizes, monkeypatch):
-    class Given(io.TextIOWrapper):
-        def isatty(self):
-            return typed
-
-    monkeypatch.setattr(sys, "stdin", Given(io.BytesIO(b"\xef\xbb\xbfone\r\ntwo\nthree")))
-    chunks = list(terminal.chunks_of_input())
-    assert list(map(len, chunks)) == sizes
-    assert [line for chunk in chunks for line in chunk] == ["one", "two", "three"]

@@ -26,7 +26,8 @@ from .attention_output import TAPE, check_fits, draw, max_examples
 from .device import Device
 from .files import QuestionFile, check_writable
 from .fine_tuning_flags import FineTuningFlags
-from .terminal import chunks_of_input, n_best_lines, print_status, progress
+from .stdin_chunks import Stream, chunks_of_input
+from .terminal import n_best_lines, print_status, progress
 from .training_flags import Training
 
 THRESHOLD = (
@@ -154,6 +155,7 @@ def answer(
             help="Write the attention of questions to this file: .png (one question) or .safetensors for regard view."
         ),
     ] = None,
+    stream: Stream = False,
     device: Device = None,
 ) -> None:
     """Answer questions about a document, one answer per line; the line is empty if the document has no answer.
@@ -188,7 +190,7 @@ def answer(
         raise ValueError("--out is only for the answers to --data; answers about a --document are printed")
     text = _text(document)
     answerer, number, seen = Answerer.load(folder, device=device), 0, []
-    for some in _questions(question):
+    for some in _questions(question, stream):
         check_fits(attention, number + len(some), most)
         asked = [Asking(one, text) for one in some]
         with progress("answering") as show:
@@ -238,11 +240,11 @@ def _text(document: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _questions(given: list[str] | None) -> Iterator[list[str]]:
+def _questions(given: list[str] | None, stream: bool) -> Iterator[list[str]]:
     if given:
         yield given
     else:
-        yield from chunks_of_input()
+        yield from chunks_of_input(stream=stream)
 
 
 def _print_cut(answerer: Answerer, asked: Sequence[QuestionWithContext]) -> None:

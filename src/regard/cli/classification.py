@@ -41,7 +41,8 @@ from .cleaning import Cleaning
 from .device import Device
 from .files import HEADER, IS_HEADER, Files, Header, as_column
 from .fine_tuning_flags import FineTuningFlags
-from .terminal import chunks_of_input, print_truncated, progress
+from .stdin_chunks import Stream, chunks_of_input
+from .terminal import print_truncated, progress
 from .training_flags import Training
 
 CIFAR_RECORD_BYTES = {10: 3073, 100: 3074}  # one image with its labels, of CIFAR-10 and of CIFAR-100
@@ -210,6 +211,7 @@ def classify(
             help="Write the attention to this file: .png (one text or image) or .safetensors for regard view."
         ),
     ] = None,
+    stream: Stream = False,
     device: Device = None,
 ) -> None:
     """Classify the lines of standard input, or image files. Prints the label and its probability, after the image name.
@@ -236,7 +238,7 @@ def classify(
     predictions: list[Prediction] = []
     number = long = 0
     with progress("classifying") as show:
-        for chunk in chunks_of_input() if reads_texts else [[read_image(path) for path in images or []]]:
+        for chunk in chunks_of_input(stream=stream) if reads_texts else [[read_image(path) for path in images or []]]:
             check_fits(attention, len(captured) + len(chunk), most)
             answers = classifier.classify(chunk, show=show)
             for n, prediction in enumerate(answers):

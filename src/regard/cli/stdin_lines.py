@@ -12,7 +12,8 @@ from ..tasks.pairs import Draft
 from ..tasks.seq2seq_task import MAX_CAPTURED_PAIRS, Writer
 from .attention_output import check_fits, max_examples
 from .decoding_flags import Search
-from .terminal import chunks_of_input, n_best_lines, one_line, print_truncated, progress
+from .stdin_chunks import chunks_of_input
+from .terminal import n_best_lines, one_line, print_truncated, progress
 
 Runs = Annotated[
     list[Path], typer.Argument(help="Folder of a run, or of several runs to decode with as an ensemble.", metavar="DIR")
@@ -20,13 +21,13 @@ Runs = Annotated[
 
 
 def write_lines(
-    writer: Writer, search: Search, *, doing: str, what: str, attention: Path | None, keep: bool
+    writer: Writer, search: Search, *, doing: str, what: str, attention: Path | None, keep: bool, stream: bool = False
 ) -> list[Draft]:
     """Print the output for each line of standard input; with `keep`, return each line with its best output."""
     most = max_examples(attention, MAX_CAPTURED_PAIRS)
     number, unfinished, long, pairs = 0, 0, 0, []
     with progress(doing) as show:
-        for lines in chunks_of_input():
+        for lines in chunks_of_input(stream=stream):
             check_fits(attention, number + len(lines), most)
             found = writer.n_best(lines, **search.settings, show=show)
             for best in found:

@@ -23,6 +23,7 @@ from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import SummaryFiles
 from .fine_tuning_flags import FineTuningFlags
+from .stdin_chunks import Stream
 from .stdin_lines import Runs, write_lines
 from .terminal import print_truncated, progress
 from .training_flags import Training
@@ -133,6 +134,7 @@ def summarize(
         Path | None,
         typer.Option(help="Write the attention to this file: .png (one document) or .safetensors for regard view."),
     ] = None,
+    stream: Stream = False,
     device: Device = None,
 ) -> None:
     """Summarize the documents on standard input, one per line.
@@ -158,6 +160,7 @@ def summarize(
         what="summaries",
         attention=attention,
         keep=attention is not None,
+        stream=stream,
     )
     if attention is not None and pairs:
         with disk_errors(attention, then="try again"):

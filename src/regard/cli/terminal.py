@@ -1,4 +1,4 @@
-"""Standard input, status lines and progress bars of commands."""
+"""Status lines and progress bars of commands."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, islice
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..data.lines import decode_line
-
-LINES_PER_CHUNK = 2048
 SECONDS_BETWEEN_LINES = 10.0  # of progress, if standard error is not a terminal
-STDIN = Path("standard input")
 
 
 def is_main_process() -> bool:
@@ -34,14 +28,6 @@ def print_truncated(what: str, long: int, number: int, limit: int | None) -> Non
     """Print how many texts were longer than the model reads."""
     if long:
         print_status(f"{long:,} of {number:,} {what} have more than {limit} tokens; only the first {limit} were read")
-
-
-def chunks_of_input() -> Iterator[list[str]]:
-    """Yield the lines of standard input in chunks, or one by one if standard input is a terminal."""
-    size = 1 if sys.stdin.isatty() else LINES_PER_CHUNK
-    lines = (decode_line(raw, STDIN, number) for number, raw in zip(count(), sys.stdin.buffer, strict=False))
-    while chunk := list(islice(lines, size)):
-        yield chunk
 
 
 def one_line(text: str) -> str:

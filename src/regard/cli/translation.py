@@ -26,6 +26,7 @@ from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
 from .files import PairFiles, check_writable
 from .fine_tuning_flags import FineTuningFlags
+from .stdin_chunks import Stream
 from .stdin_lines import Runs, write_lines
 from .terminal import print_status, progress
 from .training_flags import Training
@@ -142,6 +143,7 @@ def translate(
     layer: Layer = None,
     head: Head = None,
     when: Moment = "written",
+    stream: Stream = False,
     device: Device = None,
 ) -> None:
     """Translate standard input, line by line.
@@ -169,6 +171,7 @@ def translate(
         what="translations",
         attention=attention,
         keep=watched,
+        stream=stream,
     )
     if alignments is not None:
         with progress("aligning") as show:
