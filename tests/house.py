@@ -26,6 +26,7 @@ ROOMS = {
     "lens": {"nn", "ops", "kernels"},
     "tasks": {"models", "nn", "ops", "kernels", "data", "train", "decode", "lens"},
     "views": {"lens", "nn", "ops", "kernels"},
+    "serving": {"views", "tasks", "data"},
 }
 # Words that end like participles and are nouns, adjectives, or verbs as they are.
 NOT_PARTICIPLES = set(

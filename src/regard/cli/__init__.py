@@ -28,6 +28,7 @@ from . import (
     language,
     look,
     runs,
+    serve,
     summarization,
     train_command,
     translation,
@@ -84,6 +85,7 @@ for use in (
     captioning.caption,
 ):
     app.command(rich_help_panel="Use", cls=OnceCommand)(use)
+app.command(rich_help_panel="Use", cls=OnceCommand)(serve.serve)
 app.command("evaluate", rich_help_panel="Use", cls=OnceCommand)(runs.evaluate)
 app.command("score", rich_help_panel="Use", cls=OnceCommand)(runs.score)
 app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.look)

@@ -230,24 +230,6 @@ def test_a_session_over_ssh_is_told_how_to_forward_the_port(tape, capsys, monkey
         assert f"ssh -N -L {viewer.port}:127.0.0.1:{viewer.port} {socket.gethostname()}\n" in capsys.readouterr().out
 
 
-def test_the_port_is_the_default_or_the_next_free_one(tape, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        first = free.getsockname()[1]
-    monkeypatch.setattr(server, "PORT", first)
-    with tape.view(open_browser=False) as one, tape.view(open_browser=False) as two:
-        assert one.port == first
-        assert two.port > first
-        monkeypatch.setattr(server, "NEXT_PORTS", 1)  # none is left: any free port
-        with tape.view(open_browser=False) as three:
-            assert three.port not in (first, two.port)
-    with tape.view(open_browser=False, port=first) as again:
-        assert again.port == first
-
-
-def test_the_default_port_is_8765():
-    assert server.PORT == 8765
-
-
 def test_an_allowed_name_reaches_the_viewer(tape, knock):
     with tape.view(open_browser=False, allow_host=["gpu7.example.org"]) as viewer:
         client = knock(viewer)
@@ -345,7 +327,7 @@ def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, caplog):
 
 
 def test_other_hosts_are_asked_for_by_name_and_warned_about(tape):
-    told = pytest.warns(UserWarning, match="other machines may reach the viewer at 192.0.2.1")
+    told = pytest.warns(UserWarning, match="other machines may reach 192.0.2.1")
     with told, pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1"):  # an address that no machine has
         Viewer([Capture(tape, "x")], host="192.0.2.1")
     for host in ("", "0.0.0.0", "::"):

@@ -11,14 +11,15 @@ import hashlib
 import hmac
 import html
 import json
-import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .host_names import HOST_NAME, HostNames
 
 MAX_URL_CHARACTERS = 2_000  # path and query of a request
 MAX_HEADER_BYTES = 16_384  # all headers of a request
@@ -49,7 +50,6 @@ ERROR_POLICY = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(ERROR_STYLE.encode()).digest()).decode()}'"
     "; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HOST_NAME = re.compile(r"([a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ class Embedding:
 class TokenAuth:
     """Middleware that asks for a token; `host` is the viewer's address, and `allowed` are other names for it.
 
-    The Host header must be the address, `localhost` with its port, or an allowed name: `name:port`, or `name` for
-    every port. Port 80 may be left out.
+    The Host header must be one of them; see `HostNames`.
     """
 
     def __init__(
@@ -76,9 +75,7 @@ class TokenAuth:
         self.app, self.host, self._embedding = app, host, embedding
         port = host.rpartition(":")[2]
         self._session, self._cookie = secrets.token_urlsafe(32), f"regard-{port}"  # browsers send it to every port
-        names = host, f"localhost:{port}"
-        self._hosts = {name.lower().encode() for full in names for name in (full, full.removesuffix(":80"))}
-        self._allowed = {_check_name(name).encode() for name in allowed}
+        self._names = HostNames(host, allowed)
         self._unused: dict[str, Callable[[], None]] = {}
         self._used: list[str] = []
         self._printed = self.new_token()
@@ -106,7 +103,7 @@ class TokenAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        send = _with_headers(send, self._headers)
+        send = with_headers(send, self._headers)
         token, error = self._given_token(scope), self._find_error(scope)
         if error is not None:
             await answer(send, *error, page=_wants_page(scope))
@@ -130,7 +127,7 @@ class TokenAuth:
         used = self._unused.pop(token)
         self._used = [*self._used[-MAX_UNUSED_TOKENS:], token]
         if self._embedding is not None:
-            self._hosts.add(_header(scope, b"host").lower())
+            self._names.add(header(scope, b"host"))
         used()
 
     def _set_cookie(self) -> str:
@@ -140,7 +137,7 @@ class TokenAuth:
 
     def _explain_401(self, token: str) -> tuple[str, str]:
         """Return the error and hint for a request without a cookie and without a token that works."""
-        if any(_same(token, used) for used in self._used):
+        if any(same(token, used) for used in self._used):
             hint = "each address works once: open the newer one that the terminal printed, or the one of viewer.url"
             return "this address was used already", hint
         return "not authorized", "open the address that the terminal or the notebook printed: it holds a token"
@@ -149,7 +146,7 @@ class TokenAuth:
         """Return status, error and hint for a request that is refused even with the token, or None."""
         headers = scope["headers"]
         if not self._knows_host(scope):
-            name = _header(scope, b"host").decode("latin1").lower()
+            name = header(scope, b"host").decode("latin1").lower()
             shown = name if HOST_NAME.fullmatch(name) else "NAME"
             hint = f"open the address that the terminal printed, or start the viewer with --allow-host {shown}"
             return 403, "the Host header is not a name of the viewer", hint
@@ -164,20 +161,17 @@ class TokenAuth:
         length = [value for name, value in headers if name == b"content-length"]
         if length not in ([], [b"0"]) or any(name == b"transfer-encoding" for name, _ in headers):
             return 413, "requests must have no body", "send none"
-        is_own_page = _header(scope, b"sec-fetch-site") in (b"", b"same-origin", b"none")
+        is_own_page = header(scope, b"sec-fetch-site") in (b"", b"same-origin", b"none")
         if self._given_token(scope) not in self._unused and not is_own_page:
             return 403, "the request came from another page", "open the address that the terminal printed in a new tab"
         return None
 
     def _knows_host(self, scope: Scope) -> bool:
         """Whether the one Host header is a name of the viewer."""
-        given = [value.lower() for name, value in scope["headers"] if name == b"host"]
-        if len(given) != 1:
-            return False
-        without_port = re.sub(rb":[0-9]{1,5}$", b"", given[0])
-        if given[0] in self._hosts or {given[0], without_port} & self._allowed:
+        if self._names.include(scope["headers"]):
             return True
-        return self._embedding is not None and self._given_token(scope) in self._unused
+        has_one = sum(name == b"host" for name, _ in scope["headers"]) == 1
+        return has_one and self._embedding is not None and self._given_token(scope) in self._unused
 
     def _given_token(self, scope: Scope) -> str:
         """Return the unused token that the request carries, else the text in its place, "" if there is none."""
@@ -188,13 +182,13 @@ class TokenAuth:
         except ValueError:
             return ""
         text = given.get("token", [""])[0]
-        return next((token for token in self._unused if _same(text, token)), text)
+        return next((token for token in self._unused if same(text, token)), text)
 
     def _has_cookie(self, scope: Scope) -> bool:
         """Whether the request carries the session cookie."""
-        pairs = [part.strip().partition("=") for part in _header(scope, b"cookie").decode("latin1").split(";")]
+        pairs = [part.strip().partition("=") for part in header(scope, b"cookie").decode("latin1").split(";")]
         given = [value for name, _, value in pairs if name == self._cookie]
-        return len(given) == 1 and _same(given[0], self._session)
+        return len(given) == 1 and same(given[0], self._session)
 
 
 async def answer(send: Send, status: int, error: str, hint: str, *, page: bool = False) -> None:
@@ -216,7 +210,7 @@ async def too_many_connections(scope: Scope, receive: Receive, send: Send) -> No
     """The application of a connection beyond the limit: it says so and closes."""
     if scope["type"] == "http":
         body = json.dumps({"error": "too many connections at once", "hint": "close other tabs of the viewer"}).encode()
-        await reply(_with_headers(send, HEADERS), 503, body, "application/json", {"connection": "close"})
+        await reply(with_headers(send, HEADERS), 503, body, "application/json", {"connection": "close"})
 
 
 async def reply(send: Send, status: int, body: bytes, kind: str, more: dict[str, str] | None = None) -> None:
@@ -227,7 +221,7 @@ async def reply(send: Send, status: int, body: bytes, kind: str, more: dict[str,
     await send({"type": "http.response.body", "body": body})
 
 
-def _with_headers(send: Send, headers: dict[str, str]) -> Callable[[Message], Awaitable[None]]:
+def with_headers(send: Send, headers: Mapping[str, str]) -> Callable[[Message], Awaitable[None]]:
     """Add the headers that the message does not have."""
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
@@ -243,23 +237,19 @@ def _with_headers(send: Send, headers: dict[str, str]) -> Callable[[Message], Aw
 
 def _wants_page(scope: Scope) -> bool:
     """Whether a browser opened an address, rather than the front end a resource."""
-    return b"text/html" in _header(scope, b"accept") and not scope["path"].startswith("/api/")
-
-
-def _check_name(name: str) -> str:
-    if not HOST_NAME.fullmatch(name.lower()):
-        raise ValueError(f"an allowed host must be a name such as gpu7.example.org or localhost:8080, got {name!r}")
-    return name.lower()
+    return b"text/html" in header(scope, b"accept") and not scope["path"].startswith("/api/")
 
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _header(scope: Scope, name: bytes) -> bytes:
+def header(scope: Scope, name: bytes) -> bytes:
+    """Return the value of a header; "" if it is missing, "?" if it occurs more than once."""
     found = [value for key, value in scope["headers"] if key == name]
     return found[0] if len(found) == 1 else b"" if not found else b"?"
 
 
-def _same(given: str, secret: str) -> bool:
+def same(given: str, secret: str) -> bool:
+    """Compare with a secret, in a time that says nothing about it."""
     return hmac.compare_digest(given.encode("utf8", "replace"), secret.encode())

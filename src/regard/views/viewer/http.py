@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,11 +16,11 @@ IDLE_SECONDS = 10  # longest time that a connection may wait without a complete 
 MAX_CONNECTIONS = 256
 
 
-def server_config(app: ASGIApp) -> uvicorn.Config:
+def server_config(app: ASGIApp, protocol: type[TimeoutProtocol] | None = None) -> uvicorn.Config:
     """Return the settings of a server that logs no request, sends no server header and limits its input."""
     return uvicorn.Config(
         app,
-        http=TimeoutProtocol,
+        http=protocol or TimeoutProtocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -39,6 +39,9 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
 class TimeoutProtocol(H11Protocol):
     """HTTP/1.1 that closes connections which send no complete request, or do not read the answer, in time."""
 
+    answer_seconds: ClassVar[float] = ANSWER_SECONDS
+    hint: ClassVar[str] = "open the viewer in a browser"  # for a malformed request
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
@@ -50,7 +53,7 @@ class TimeoutProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        body = json.dumps({"error": "malformed HTTP request", "hint": "open the viewer in a browser"})
+        body = json.dumps({"error": "malformed HTTP request", "hint": self.hint})
         headers = {**HEADERS, "content-type": "application/json", "content-length": len(body), "connection": "close"}
         lines = ["HTTP/1.1 400 Bad Request", *(f"{name}: {value}" for name, value in headers.items()), "", body]
         self.transport.write("\r\n".join(lines).encode())
@@ -64,7 +67,7 @@ class TimeoutProtocol(H11Protocol):
         if activity != before:
             since = now
         _, answering = activity
-        if now - since > (2 * ANSWER_SECONDS if answering else IDLE_SECONDS):
+        if now - since > (2 * self.answer_seconds if answering else IDLE_SECONDS):
             self.transport.abort()
         else:
             self._schedule_check(since)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import socket
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.resources import files
-from ipaddress import ip_address
 from pathlib import Path
 from threading import Event, Thread
 
@@ -32,15 +29,13 @@ from .auth import TokenAuth
 from .browser_launch import launch_browser, remove_redirect, write_redirect
 from .captures import ApiError, Pending
 from .describe import Capture
-from .http import ANSWER_SECONDS, MAX_CONNECTIONS, server_config
+from .http import ANSWER_SECONDS, server_config
 from .notebook import find_notebook, show_in_colab
 from .routes import JSON, RESOURCES, Resource, parse_query
 from .script_end import wait_at_exit
+from .sockets import LOOPBACK, open_socket
 from .worker import Closed, Worker
 
-LOOPBACK = "127.0.0.1"
-PORT = 8765  # the default; if it is taken, one of the next ones
-NEXT_PORTS = 100
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
@@ -65,7 +60,7 @@ class Viewer:
         checks: Sequence[Path] = (),
     ) -> None:
         place = None if device is None else _check_device(device)
-        self._socket = _open_socket(host, port)
+        self._socket = open_socket(host, port, others="anyone with its URL can see the captures")
         self.port: int = self._socket.getsockname()[1]
         self._notebook = find_notebook(self.port)
         self._redirects: list[Path] = []
@@ -265,49 +260,6 @@ def _verify_file(path: Path, number: int, damaged: dict[int, ApiError]) -> Itera
 def read_bundled(name: str) -> bytes:
     """Return a file of the front end."""
     return files("regard.views").joinpath("web", "dist", name).read_bytes()
-
-
-def _open_socket(host: str, port: int | None) -> socket.socket:
-    """Listen at a port; None is the default one or, if that is taken, the next free one."""
-    if host in ("", "0.0.0.0", "::"):
-        raise ValueError(f"host must be a single address that browsers can open, got {host!r}; write {LOOPBACK!r}")
-    if port is not None and not 0 <= port <= 65535:
-        raise ValueError(f"port must be from 0 to 65535, got {port}; 0 chooses a free port")
-    if not _is_loopback(host):
-        warnings.warn(
-            f"other machines may reach the viewer at {host}; anyone with its URL can see the captures", stacklevel=4
-        )
-    wanted = [*range(PORT, PORT + NEXT_PORTS), 0] if port is None else [port]
-    for number in wanted:
-        try:
-            return _listen(host, number)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or number == wanted[-1]:
-                raise OSError(f"cannot listen at {host}, port {number}: {error.strerror}") from None
-    raise AssertionError
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(
-        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # with the protocol named, asyncio sets TCP_NODELAY
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(MAX_CONNECTIONS)  # only now is the port taken for the next viewer
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether no other machine can reach this address."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_device(device: str | torch.device) -> torch.device:
