@@ -40,6 +40,12 @@ class World:
         shapes = [tuple(x.shape) for x in (self.q, self.k, self.v)]
         return f"World({shapes}, {self.terms}, {self.backend!r}, offset={self.offset})"
 
+    @property
+    def first_positions(self) -> Tensor:
+        """The position of the first query of each batch row."""
+        offset = self.k.shape[2] - self.q.shape[2] if self.offset is None else self.offset
+        return torch.as_tensor(offset).expand(self.q.shape[0])
+
     def attend(self, **changed: Any) -> Tensor:
         given = {"q": self.q, "k": self.k, "v": self.v} | changed
         q, k, v = (given.pop(name) for name in ("q", "k", "v"))
@@ -140,11 +146,10 @@ def _small(small_blocks):
 def visible(world: World) -> Tensor:
     b, h, i, _ = world.q.shape
     j = world.k.shape[2]
-    offset = j - i if world.offset is None else world.offset
     mask = world.terms["mask"]
     if mask is None:
         return torch.ones(b, h, i, j, dtype=torch.bool)
-    fn = mask.bind(world.q, world.k, offset)
+    fn = mask.bind(world.q, world.k, world.first_positions)
     at = [torch.arange(n).view([-1 if m == axis else 1 for m in range(4)]) for axis, n in enumerate((b, h, i, j))]
     return fn(*at).expand(b, h, i, j)
 
@@ -219,7 +224,10 @@ def test_each_head_and_batch_row_alone_is_itself_in_the_batch(world):
         for n in range(h):
             m = n // (h // g)
             one = world.attend(
-                q=world.q[b : b + 1, n : n + 1], k=world.k[b : b + 1, m : m + 1], v=world.v[b : b + 1, m : m + 1]
+                q=world.q[b : b + 1, n : n + 1],
+                k=world.k[b : b + 1, m : m + 1],
+                v=world.v[b : b + 1, m : m + 1],
+                offset=int(world.first_positions[b]),
             )
             assert close(one[0, 0], out[b, n])
 
@@ -310,8 +318,7 @@ def test_huge_scores_stay_finite_and_equal_a_plain_softmax(world):
 @given(worlds(masks=st.just(R.Causal()), i=SEEN, j=SEEN), st.integers(0, 200))
 def test_the_future_leaves_the_past_as_it_was_to_the_bit(world, at):
     at = at % world.k.shape[2]
-    offset = world.k.shape[2] - world.q.shape[2] if world.offset is None else world.offset
-    past = max(0, min(world.q.shape[2], at - offset))
+    past = max(0, min(world.q.shape[2], at - int(world.first_positions.max())))
     k, v = world.k.clone(), world.v.clone()
     k[:, :, at:] += 7
     v[:, :, at:] -= 7
@@ -408,8 +415,7 @@ def test_left_padded_equals_unpadded(world, pad):
 @given(worlds(masks=st.just(None), i=SEEN, j=SEEN))
 def test_structured_masks_equal_their_dense_spelling(world):
     i, j = world.q.shape[2], world.k.shape[2]
-    shift = j - i if world.offset is None else world.offset
-    rows, keys = torch.arange(i)[:, None] + shift, torch.arange(j)
+    rows, keys = torch.arange(i)[:, None] + world.first_positions[:, None, None, None], torch.arange(j)
     for mask, keep in (
         (R.Causal(), keys <= rows),
         (R.Window(3), (rows - keys).abs() < 3),
