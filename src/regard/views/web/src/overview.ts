@@ -15,6 +15,7 @@ import type { Sort, State } from "./state";
 import { type HeadMap, Thumbnail } from "./thumbnail";
 
 const STRONG = 0.995; // share of all cells that are weaker than the strongest colour of differences
+const PAUSE = 300; // milliseconds from one drawing to the next while layers come in
 const ORDERS = { layer: "by layer", role: "by role", similarity: "by similarity" };
 const MEASURES = { entropy: "entropy", distance: "distance", max: "largest weight", sink: "sink" };
 const OWN = ["entropy", "distance", "max", "sink", "difference", "effect"] as const;
@@ -61,6 +62,8 @@ export class OverviewView implements View {
   private differences = new Spread();
   private asked = "";
   private pending = 0;
+  /** When the page was last brought up to the state. */
+  private drawn = -PAUSE;
 
   constructor(
     private readonly app: App,
@@ -70,7 +73,7 @@ export class OverviewView implements View {
     this.names = layerNames(app.capture.layers);
     this.atlas = new Atlas(app, (layer) => {
       for (const one of layer === null ? [] : (this.found.get(layer) ?? [])) one.describe();
-      this.pending ||= requestAnimationFrame(() => this.draw());
+      this.drawSoon();
     });
     this.filter = el("input", {
       type: "search",
@@ -93,7 +96,7 @@ export class OverviewView implements View {
 
   close(): void {
     this.asked = "";
-    cancelAnimationFrame(this.pending);
+    clearTimeout(this.pending);
     this.resized.disconnect();
     this.seen.disconnect();
   }
@@ -145,7 +148,7 @@ export class OverviewView implements View {
       const share = (head: number): number => Math.abs(effect(head)) / (this.largestEffect || 1);
       const given = maps(layer, one, less).map((map) => ({ ...map, effect: effect(map.head), effectShare: () => share(map.head) }));
       this.show(layer, given);
-      this.pending ||= requestAnimationFrame(() => this.draw());
+      this.drawSoon();
     };
     /** Ask for a layer again until all of its queries are measured. */
     const improve = async (layer: number): Promise<void> => {
@@ -258,10 +261,18 @@ export class OverviewView implements View {
     return rest.length ? [...found, [[`${rest.length} not compared`], rest]] : found;
   }
 
+  /** Draw at once, or some time after the last time, so that many layers that come one by one share a few frames. */
+  private drawSoon(): void {
+    this.pending ||= window.setTimeout(() => requestAnimationFrame(() => this.draw()), this.drawn + PAUSE - performance.now());
+  }
+
   /** Bring the page up to the state; heads that are there already stay where they are. */
   private draw(): void {
+    clearTimeout(this.pending);
     this.pending = 0;
     if (!this.found.size) return;
+    this.drawn = performance.now();
+    this.fit(); // before anything changes, so that the browser need not arrange the page twice
     this.body.classList.toggle("with-effects", this.effect() !== null);
     this.grid.className = this.app.state.sort === "similarity" ? "islands" : "";
     const chosen = this.chosen();
@@ -301,7 +312,6 @@ export class OverviewView implements View {
     const ask = (): void => void this.atlas.read(this.wanted).catch(() => {});
     const roles = this.atlas.legend((role) => this.app.go({ role })) ?? (this.atlas.isQuick ? null : button("find the roles of heads", ask));
     fill(this.notes, key, roles, ...this.remarks(chosen.map(({ map }) => map)));
-    this.fit();
   }
 
   /** The heads of a layer behind its name; null if none of them is chosen. */
