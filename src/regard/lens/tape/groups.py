@@ -19,6 +19,7 @@ from ..layer_names import shown_name
 
 WORD_STARTS = ("▁", "Ġ", " ")  # prefixes by which tokenizers mark the first piece of a word
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "…", "।", "؟")
+SEPARATORS = frozenset({"[SEP]", "</s>", "<sep>", "<|endoftext|>", "<eos>"})  # between texts
 LINE_BREAKS = ("\n", "Ċ", "<0x0A>")
 PADDING_LABEL = "[PAD]"  # for padding, if tokens or groups were given for the real tokens alone
 SPECIAL_TOKEN = re.compile(r"<(?!0x).+>|\[[A-Z].*\]")  # <s>, <|endoftext|>, [CLS]; not a byte such as <0xE2>
@@ -79,19 +80,24 @@ def lines(tokens: Sequence[str]) -> Groups:
 def sentences(tokens: Sequence[str]) -> Groups:
     """Group tokens into sentences.
 
-    A sentence ends after a full stop, question mark, exclamation mark or line break, and the closing quotes behind it.
+    A sentence ends after a full stop, question mark, exclamation mark or line break, and the closing quotes behind it;
+    also after a separator such as [SEP], so that a pair of texts has at least two.
 
     >>> sentences(["Look", ".", "Who", "'s", "there", "?"]).labels
     ('Look.', "Who'sthere?")
+    >>> sentences(["[CLS]", "a", "cat", "[SEP]", "it", "slept", ".", "[SEP]"]).ids.tolist()
+    [0, 0, 0, 0, 1, 1, 1, 1]
     """
-    closing = ("'", '"', "”", "’", ")", "]", "»", "」")
+    closing = ("'", '"', "”", "’", ")", "]", "»", "」", *SEPARATORS)
 
     def continues_sentence(n: int) -> bool:
+        if _without_mark(tokens[n]) in closing:
+            return True
         before = n - 1
         while before > 0 and _without_mark(tokens[before]) in closing:
             before -= 1
         ended = _without_mark(tokens[before]).endswith(SENTENCE_ENDS) or _contains_any(tokens[before], LINE_BREAKS)
-        return not ended or _without_mark(tokens[n]) in closing
+        return not ended and SEPARATORS.isdisjoint(map(_without_mark, tokens[before:n]))
 
     return _group_runs(tokens, continues_sentence, _text_of)
 

@@ -17,6 +17,8 @@ export const CONTROLS = {
   range: "auto ends the colours at the strong weights on screen; 0–1 is the same for every map.",
   draw: "The lines of one layer, or small pictures of all layers.",
   tokens: "How many tokens a side are drawn.",
+  "from sentence": "Draw the lines of the queries of one sentence alone.",
+  "to sentence": "Draw the lines to the keys of one sentence alone.",
   links: "All weights, the strongest source word of each target word, or words that choose each other.",
   "choose by": "What a click on the text chooses.",
   "colour by": "Colour the words that the chosen token looks at, or those that look at it.",
@@ -34,7 +36,7 @@ export const SENTENCES: Record<ViewName, string> = {
   map: "The weights of one head: a row for each query, a column for each key. Scroll to zoom until each cell is one weight.",
   text: "The text, coloured by what a chosen token looks at, or by which tokens look at it. Click a token, or drag over several.",
   lines:
-    "Tokens on the left joined to the tokens they look at on the right, in one colour for each head. Hover over a token to follow its lines.",
+    "Tokens on the left joined to the tokens they look at on the right, in one colour for each head. Hover over a token for its lines, a stripe for each head and the weights, or over a line for its weight.",
   flow: "How much of a token comes from which other token after all layers together. Choose the token with a click on the picture or the list.",
   images:
     "The patches of a picture, coloured by how much a token looks at them. Choose another token or patch with a click.",

@@ -6,13 +6,16 @@ import { headColour } from "./colours";
 import { columns, type Link } from "./columns";
 import { button, choice, menu, named, notice } from "./controls";
 import { el, fill, sized } from "./element";
+import { short } from "./glyphs";
 import * as hiding from "./hiding";
 import { Legend, number } from "./legend";
 import type { Token } from "./marks";
-import type { Block } from "./source";
+import type { Axis, Block, Grouping } from "./source";
+import { phrase } from "./span";
 import type { State } from "./state";
 
 const COUNTS = [16, 32, 64, 128];
+const LISTED = 50; // sentences of a menu
 const FAINTEST = 0.02; // of the largest weight in the window
 
 export class LinesView implements View {
@@ -28,6 +31,8 @@ export class LinesView implements View {
   private block: Block | null = null;
   /** What is hidden, in words. */
   private hidden = "";
+  /** The sentences of queries and of keys. */
+  private sentences: { left: Grouping | null; top: Grouping | null } = { left: null, top: null };
 
   constructor(
     private readonly app: App,
@@ -116,7 +121,7 @@ export class LinesView implements View {
     this.app.mustHaveWeights();
     const { place } = this.app;
     const window = this.window();
-    const key = JSON.stringify([place, window, state.lines]);
+    const key = JSON.stringify([place, window, state.lines, state.lines === "model" && state.between]);
     if (key !== this.asked) {
       this.asked = key;
       this.block = null;
@@ -125,9 +130,12 @@ export class LinesView implements View {
       const { signal } = this.stop;
       const [left, top] = await Promise.all([this.app.tokens(place, "query"), this.app.tokens(place, "key")]);
       const hidden = await hiding.words(this.app, place);
+      const sentences = (axis: Axis): Promise<Grouping | null> => this.app.groups(place, axis, "sentences").catch(() => null);
+      const [ofQueries, ofKeys] = await Promise.all([sentences("query"), sentences("key")]);
       if (signal.aborted) return;
       this.hidden = hidden;
       this.tokens = { left, top };
+      this.sentences = { left: ofQueries, top: ofKeys };
       if (state.lines === "model") return this.model(signal);
       const block = await this.app.source.block(place, window.row, window.rows, window.col, window.cols, signal);
       if (signal.aborted) return;
@@ -145,13 +153,18 @@ export class LinesView implements View {
     const links: Link[] = [];
     let most = 0;
     this.each((_head, _row, _col, weight) => (most = Math.max(most, weight || 0)));
+    const shown = this.app.state.shown ?? [...layer.heads.keys()];
     this.each((head, left, right, weight) => {
       const colour = headColour(head, layer.heads.length, theme);
-      if (weight > FAINTEST * most) links.push({ left, right, weight: weight / most, colour });
+      const about = `${number(weight, digits(this.block!.error))} ${shown.length > 1 ? `head ${layer.heads[head]}` : ""}`.trim();
+      if (weight > FAINTEST * most)
+        links.push({ left, right, weight: weight / most, colour, head: shown.indexOf(head), about });
     });
     const text = (tokens: Token[] | null, first: number, count: number): string[] =>
       Array.from({ length: count }, (_, n) => tokens?.[first + n]?.text ?? String(first + n));
-    const queries = { title: "queries", axis: "query" as const, first: row, words: text(this.tokens.left, row, rows) };
+    const away = this.block && cols < layer.n_j ? goingOutside(this.block, shown) : null;
+    const words = text(this.tokens.left, row, rows);
+    const queries = { title: "queries", axis: "query" as const, first: row, words, ...(away && { outside: away }) };
     const keys = { title: "keys", axis: "key" as const, first: col, words: text(this.tokens.top, col, cols) };
     const known = this.block && said(this.block);
     const strongest = most
@@ -159,18 +172,72 @@ export class LinesView implements View {
       : "no weight here is above 0";
     const share = this.block && cols < layer.n_j && outside([this.block], this.app.state.shown);
     const below = [strongest, share, this.hidden].filter(Boolean).join("; ");
-    const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860);
+    const drawing = columns(this.app, this.body, { left: queries, right: keys }, links, 860, shown.length);
     this.legend.lines(most || 1, "weight of a line; its colour is the head");
-    fill(this.body, drawing, this.legend.element, el("p", { class: "faint scale" }, below));
+    const bar = away && el("p", { class: "faint scale" }, "a bar beside a query: what it gives to keys outside of this window");
+    const about = el("p", { class: "faint scale" }, below);
+    fill(this.body, this.sentenceMenus(), drawing, this.legend.element, about, bar);
+  }
+
+  /** Menus of the sentences whose lines are drawn: from one, to another. */
+  private sentenceMenus(): HTMLElement | null {
+    const { left, top } = this.sentences;
+    if (!left || !top || Math.max(left.labels.length, top.labels.length) < 2) return null;
+    const { row, col } = this.window();
+    const [from, to] = this.between();
+    const pick = (name: "from" | "to", groups: Grouping, tokens: Token[] | null, at: number, now: string): HTMLElement => {
+      const { ids, labels } = groups;
+      const near = Math.max(0, Math.min(ids[at] - LISTED / 2, labels.length - LISTED));
+      const numbers = [...labels.keys()].filter((n) => (n >= near && n < near + LISTED) || String(n) === now);
+      const words = (n: number): string => {
+        const [first, count] = extent(groups, n);
+        return `${letter(n)}: ${short(phrase(tokens, first, first + count - 1, 6), 40)}`;
+      };
+      // Numbers would come before names, whatever their order here.
+      const options = Object.fromEntries([["any", "any"], ...numbers.map((n) => [`s${n}`, words(n)])]);
+      return menu(`${name} sentence`, options, now === "any" ? now : `s${now}`, (chosen) => {
+        const n = chosen.replace(/^s/, "");
+        this.narrow(name === "from" ? n : from, name === "to" ? n : to);
+      });
+    };
+    return el("div", { class: "between" }, pick("from", left, this.tokens.left, row, from), pick("to", top, this.tokens.top, col, to));
+  }
+
+  /** The numbers of the sentences whose lines are drawn, `any` for all. */
+  private between(): [from: string, to: string] {
+    const { left, top } = this.sentences;
+    const [from, to] = this.app.state.between.split("-");
+    const known = (n: string | undefined, groups: Grouping | null): string => (n && groups && Number(n) < groups.labels.length ? n : "any");
+    return [known(from, left), known(to, top)];
+  }
+
+  /** Whether a row and a column of the window are in the sentences whose lines are drawn. */
+  private isDrawn(): (row: number, col: number) => boolean {
+    const { row, col } = this.window();
+    const [from, to] = this.between();
+    const within = (groups: Grouping | null, n: number, wanted: string): boolean => wanted === "any" || groups?.ids[n] === Number(wanted);
+    return (i, j) => within(this.sentences.left, row + i, from) && within(this.sentences.top, col + j, to);
+  }
+
+  /** Draw the lines between two sentences, and move to where they begin. */
+  private narrow(from: string, to: string): void {
+    const { left, top } = this.sentences;
+    const { row, rows, col, cols } = this.window();
+    const [y, high] = from === "any" ? [row, rows] : extent(left!, Number(from));
+    const [x, wide] = to === "any" ? [col, cols] : extent(top!, Number(to));
+    const count = COUNTS.find((n) => n >= Math.max(high, wide)) ?? COUNTS[3];
+    this.app.go({ between: from === "any" && to === "any" ? "" : `${from}-${to}`, window: [y, x, count] });
   }
 
   /** Every weight of the heads drawn. */
   private each(visit: (head: number, row: number, col: number, weight: number) => void): void {
     const { block } = this;
     if (!block) return;
+    const isDrawn = this.isDrawn();
     for (const head of this.app.state.shown ?? [...Array(block.heads).keys()]) {
       for (let i = 0; i < block.rows; i++) {
-        for (let j = 0; j < block.cols; j++) visit(head, i, j, block.weight[(head * block.rows + i) * block.cols + j]);
+        for (let j = 0; j < block.cols; j++)
+          if (isDrawn(i, j)) visit(head, i, j, block.weight[(head * block.rows + i) * block.cols + j]);
       }
     }
   }
@@ -181,7 +248,7 @@ export class LinesView implements View {
     const { n_i, n_j } = this.app.layer;
     const names = layerNames(layers);
     const window = this.window();
-    fill(this.body);
+    fill(this.body, this.sentenceMenus());
     const blocks: Block[] = [];
     for (const [at, layer] of layers.entries()) {
       if (layer.n_i !== n_i || layer.n_j !== n_j || layer.kind !== "weights" || this.app.state.batch >= layer.batch)
@@ -220,10 +287,11 @@ export class LinesView implements View {
       const context = sized(canvas, width, height);
       context.strokeStyle = headColour(n, block.heads, this.app.theme);
       const y = (at: number, count: number): number => ((at + 0.5) * height) / count;
+      const isDrawn = this.isDrawn();
       for (let i = 0; i < block.rows; i++) {
         for (let j = 0; j < block.cols; j++) {
           const weight = block.weight[(n * block.rows + i) * block.cols + j] / most;
-          if (!(weight >= 0.05)) continue;
+          if (!(weight >= 0.05) || !isDrawn(i, j)) continue;
           context.globalAlpha = weight;
           context.beginPath();
           context.moveTo(4, y(i, block.rows));
@@ -290,6 +358,31 @@ function outside(blocks: Block[], shown: number[] | null): string {
   const share = all > 0 ? 1 - inside / all : 0;
   const percent = share < 0.0005 ? "nothing" : share < 0.1 ? `${(100 * share).toFixed(1)} %` : `${Math.round(100 * share)} %`;
   return `${percent} of what these queries give goes to keys outside of this window`;
+}
+
+/** Of what each query of a block gives, the share that goes to keys outside; null where the totals are not known. */
+function goingOutside({ rows, cols, weight, total }: Block, shown: number[]): number[] | null {
+  if (!total) return null;
+  return Array.from({ length: rows }, (_, row) => {
+    let [inside, all] = [0, 0];
+    for (const head of shown) {
+      const first = (head * rows + row) * cols;
+      inside += weight.subarray(first, first + cols).reduce((sum, value) => sum + (value || 0), 0);
+      all += total[head * rows + row] || 0;
+    }
+    const share = all > 0 ? 1 - inside / all : 0;
+    return share < 0.0005 ? 0 : share;
+  });
+}
+
+/** Where a sentence begins, and how many tokens it has. */
+function extent({ ids }: Grouping, sentence: number): [first: number, count: number] {
+  return [ids.indexOf(sentence), ids.lastIndexOf(sentence) + 1 - ids.indexOf(sentence)];
+}
+
+/** The name of a sentence: A to Z, then numbers. */
+function letter(n: number): string {
+  return n < 26 ? String.fromCharCode(65 + n) : String(n);
 }
 
 /** The largest weight of a block, 0 where none is a number. */

@@ -43,6 +43,8 @@ export interface State {
   /** Lines: rows and columns on screen, whether of all layers, and the heads drawn, null for all. */
   window: [row: number, col: number, count: number] | null;
   lines: "head" | "model";
+  /** Lines: the sentences they go from and to, `0-1`, `any-1`; empty for all. */
+  between: string;
   /** Alignment: each target word's strongest source word, those that choose each other, or every weight. */
   links: "strongest" | "mutual" | "weights";
   shown: number[] | null;
@@ -78,6 +80,7 @@ export const START: State = {
   predictions: "shown",
   window: null,
   lines: "head",
+  between: "",
   links: "weights",
   shown: null,
   top: null,
@@ -112,6 +115,7 @@ const READERS: { [K in keyof State]: Reader<State[K]> } = {
   predictions: oneOf(["shown", "hidden"]),
   window: (text) => integers(text, 3) as State["window"],
   lines: oneOf(["head", "model"]),
+  between: (text) => (/^((any|\d{1,9})-(any|\d{1,9}))?$/.test(text) ? text : undefined),
   links: oneOf(["strongest", "mutual", "weights"]),
   shown: (text) => (text === "" ? [] : integers(text)),
   top: whole,
