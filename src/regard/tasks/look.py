@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _check_no_target(who: str, target: str | None) -> None:
 def _is_hugging_face(folder: Path) -> bool:
     config = folder / "config.json"
     if not config.is_file():
-        return False
+        return any(folder.glob("*.gguf"))
     try:
         found = json.loads(config.read_text("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError):
@@ -140,14 +141,12 @@ def _is_hugging_face(folder: Path) -> bool:
 def _hugging_face(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    """Capture a model of any architecture by transformers; reads only safetensors and runs no code from the folder."""
+    """Capture a model of any architecture by transformers; reads safetensors or GGUF, and runs no code of the folder."""
     try:
         import transformers
     except ImportError:
         raise ValueError("reading a Hugging Face folder needs transformers; pip install 'regard[hf]'") from None
-    if not list(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} has no .safetensors file; other formats are not read, since they may run code")
-    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, **_weights_file(folder)}
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(folder, **here)
@@ -180,6 +179,24 @@ def _hugging_face(
         out = model(**encoded, decoder_input_ids=written)
     tape.predict(out.logits, written, lambda ids: _labels(tokenizer, ids), layers="*decoder*")
     return tape
+
+
+def _weights_file(folder: Path) -> dict[str, str]:
+    """Return the GGUF file that a folder without safetensors has, as an argument of transformers."""
+    if any(folder.glob("*.safetensors")):
+        return {}
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    if not found:
+        raise ValueError(
+            f"{folder} has no .safetensors or .gguf file; other formats are not read, since they may run code"
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"{folder} has {len(found)} models, {', '.join(found[:3])}; put the one to read in its own folder"
+        )
+    if find_spec("gguf") is None:
+        raise ValueError(f"reading {found[0]} needs the package gguf; pip install gguf")
+    return {"gguf_file": found[0]}
 
 
 def _load_complete(kind: Any, folder: Path, here: dict[str, Any]) -> Any:

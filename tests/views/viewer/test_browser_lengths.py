@@ -171,13 +171,19 @@ class Planted:
         """The queries that see a key."""
         return range(j, min(j + self.behind + 1, self.n))
 
-    def entropy(self):
-        """The mean entropy of all queries, in closed form."""
-        m = self.behind + 1
-        even = sum(math.log(min(i + 1, m)) for i in range(m)) + (self.n - m - len(self.rows)) * math.log(m)
+    def measures(self):
+        """Entropy and largest weight of each query, and what each key receives, in closed form."""
+        m, i = self.behind + 1, np.arange(self.n)
+        seen = np.minimum(i + 1, m)
         z = math.exp(STRENGTH) + m - 1
-        sharp = math.log(z) - STRENGTH * math.exp(STRENGTH) / z
-        return (even + len(self.rows) * sharp) / self.n
+        entropy, largest, even = np.log(seen), 1 / seen, 1 / seen
+        entropy[self.rows] = math.log(z) - STRENGTH * math.exp(STRENGTH) / z
+        largest[self.rows] = math.exp(STRENGTH) / z
+        even[self.rows] = 1 / z
+        starts = np.bincount(np.maximum(i - self.behind, 0), even, self.n + 1)
+        received = np.cumsum(starts - np.bincount(i + 1, even, self.n + 1))[: self.n]
+        np.add.at(received, self.keys, (math.exp(STRENGTH) - 1) / z)
+        return entropy, largest, received
 
 
 def test_planted_patterns_of_100_000_tokens_are_found_where_they_are(chromium):
@@ -186,6 +192,9 @@ def test_planted_patterns_of_100_000_tokens_are_found_where_they_are(chromium):
     tape.summarize()
     m = planted.behind + 1
     sharp = math.exp(STRENGTH) / (math.exp(STRENGTH) + m - 1)
+    entropy, largest, received = planted.measures()
+    for j in planted.keys[:3]:
+        assert received[j] == pytest.approx(planted.received(j))
     with view(tape, open_browser=False) as viewer:
         client = Client(viewer.url)
         tile = "capture=0&layer=0&batch=0&head=0&minus=none"
@@ -198,6 +207,9 @@ def test_planted_patterns_of_100_000_tokens_are_found_where_they_are(chromium):
             inside = keys[keys >= i // 256 * 256]
             assert header["state"] == "exact"
             assert np.abs(arrays["weight"][i % 256, inside % 256] - weight[-len(inside) :]).max() < 1e-6
+        _, arrays = client.frame("measures?capture=0&layer=0&batch=0&head=0&level=0")
+        for name, truth in (("entropy", entropy), ("max", largest), ("received", received)):
+            assert arrays[name] == pytest.approx(truth, rel=1e-4, abs=1e-5), name
         marked = {(row // 256, key // 256) for row, key in planted.target.items()}
         for r, c in ((0, 0), (1, 0), (0, 1), (1, 1)):  # from the map of the summary
             header, arrays = client.frame(f"largest?{tile}&level=8&row={r}&col={c}")
@@ -211,7 +223,8 @@ def test_planted_patterns_of_100_000_tokens_are_found_where_they_are(chromium):
         with opened(chromium, viewer.url) as watched:
             told = columns(watched.table())
             assert told["state"] == ["exact"]
-            assert float(told["entropy"][0]) == pytest.approx(planted.entropy(), rel=1e-5)
+            assert float(told["entropy"][0]) == pytest.approx(entropy.mean(), rel=1e-5)
+            assert float(told["mean largest weight"][0]) == pytest.approx(largest.mean(), rel=1e-4)
             middle = 8192 * int(planted.rows[0] // 8192) + 4096
             for pool, name in (("mean", "mean weight"), ("max", "largest weight")):
                 show_map(watched, pool, f"&at={middle},{middle},8192")
@@ -233,10 +246,11 @@ def test_planted_patterns_of_100_000_tokens_are_found_where_they_are(chromium):
             assert watched.point() == pytest.approx([sharp], rel=1e-5)
             card = watched.text(".card p.faint").replace("\u2212", "-").replace(",", "")
             width = 2 ** math.ceil(math.log2(planted.n / 8192))  # tokens of a mean of the card
-            neighbours = range(key // width * width, key // width * width + width)
-            truth = np.mean([planted.received(j) for j in neighbours])
-            assert f"mean received by keys {neighbours[0]}\u2013{neighbours[-1]} " in card, card
-            assert float(card.split()[-1]) == pytest.approx(truth, rel=6e-3), card
+            queries, keys = (range(at // width * width, at // width * width + width) for at in (row, key))
+            assert f"mean entropy of queries {queries[0]}\u2013{queries[-1]} " in card, card
+            assert f"mean received by keys {keys[0]}\u2013{keys[-1]} " in card, card
+            shown = [float(word) for word in card.split() if word.replace(".", "").replace("e-", "").isdecimal()]
+            assert shown == pytest.approx([entropy[queries].mean(), received[keys].mean()], rel=6e-3), card
             watched.go(view="text", chosen=f"{row},{row}")
             ends, shown = watched.links("section[data-side=query]")
             assert (ends[0], shown[0]) == (key, pytest.approx(sharp, rel=6e-3))
