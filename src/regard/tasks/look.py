@@ -141,7 +141,7 @@ def _is_hugging_face(folder: Path) -> bool:
 def _hugging_face(
     folder: Path, text: str | None, target: str | None, image: str | Path | None, device: torch.device
 ) -> Tape:
-    """Capture a model of any architecture by transformers; reads safetensors or GGUF, and runs no code of the folder."""
+    """Capture a model of any architecture by transformers; reads safetensors or GGUF, runs no code of a folder."""
     try:
         import transformers
     except ImportError:
