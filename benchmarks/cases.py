@@ -224,7 +224,7 @@ BACKENDS = [
     Case("plain, N 16, forward", plain(16, None), "regard", "SDPA", None, added=60e-6),
     Case("causal, N 16, forward", plain(16, Causal()), "regard", "SDPA", None, added=60e-6),
     *(
-        Case(f"{name}, N {n}, forward", small_masked(n, mask, keep), "regard", SDPA, bar)
+        Case(f"{name}, N {n}, forward", small_masked(n, mask, keep), "regard", SDPA, bar, threads=1)
         for n, bar in ((16, 1 / 2), (64, 1 / 1.2))
         for name, mask, keep in (
             ("padding", Padding((n - 3,)), lambda i, j, n=n: j < n - 3),
@@ -243,7 +243,14 @@ BACKENDS = [
         for grad in (False, True)
     ),
     *(
-        Case(f"one query, 32768 keys, {name}", decode_step(mask, first, last, offset), "regard", VISIBLE, 1 / 2)
+        Case(
+            f"one query, 32768 keys, {name}",
+            decode_step(mask, first, last, offset),
+            "regard",
+            VISIBLE,
+            1 / 2,
+            threads=1,
+        )
         for name, mask, first, last, offset in (
             ("causal window 512", Causal() & Window(512), 32256, 32768, None),
             ("static cache, offset 4095", Causal(), 0, 4096, 4095),

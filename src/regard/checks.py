@@ -68,6 +68,7 @@ def check_letters(name: str, value: object, known: str) -> None:
 def check_tensor(name: str, value: object, hint: str = "torch.as_tensor(...)") -> None:
     """Raise unless `value` is a tensor."""
     if not isinstance(value, Tensor):
+        hint = "torch.as_tensor(x)" if hasattr(value, "__array__") else hint
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; write {hint}")
 
 
@@ -81,7 +82,10 @@ def check_bool_mask(name: str, value: object) -> None:
             "x == 0 for one made of 0 and -inf, or pass numbers to be added as bias=Added(x)"
         )
     if not 2 <= value.ndim <= 4:
-        raise ValueError(f"{name} must have 2 to 4 dims (b h i j, aligned right), got shape {tuple(value.shape)}")
+        raise ValueError(
+            f"{name} must have 2 to 4 dims (b h i j, aligned right), got shape {tuple(value.shape)}; if there are "
+            "several batch dims, write x.flatten(0, -4)"
+        )
 
 
 def check_integer_tensor(name: str, value: Tensor, *dims: int) -> None:

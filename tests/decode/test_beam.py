@@ -240,3 +240,22 @@ def test_the_penalty_is_asked_for_as_far_as_the_search_goes(monkeypatch):
     )
     assert long[0].tokens == short[0].tokens
     assert len(asked) < 2000
+
+
+@pytest.mark.parametrize("vocabulary", [3, 40, 257, 1000])
+def test_a_beam_of_one_is_greedy_search_on_equal_logits_too(vocabulary):
+    class Flat:
+        def start(self, source):
+            return self
+
+        def step(self, tokens, state):
+            logits = torch.zeros(len(tokens), vocabulary)
+            logits[:, vocabulary // 2 :] = 1
+            return logits, self
+
+        def select(self, rows):
+            return self
+
+    limits = {"end": None, "max_length": 4}
+    (one,), (path,) = beam(Flat(), None, [[0]], width=1, **limits)[0], greedy(Flat(), None, [[0]], **limits)
+    assert one.tokens == path.tokens == (vocabulary // 2,) * 4

@@ -306,3 +306,14 @@ def test_nan_in_a_key_is_nan_in_every_measure_of_rows_that_see_it():
 def test_an_empty_list_of_heads_is_refused():
     with pytest.raises(ValueError, match=r"heads must name at least one head, got heads=\[\]; write"):
         capture(Layer(), heads=[]).__enter__()
+
+
+def test_attention_whose_batch_dims_broadcast_is_recorded_in_full():
+    class Attends(nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v, mask=Causal())
+
+    model, q, k = Attends(), torch.randn(3, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    with capture(model) as tape:
+        model(q, k, k)
+    torch.testing.assert_close(tape[0][...], weights(q, k, mask=Causal())[...])

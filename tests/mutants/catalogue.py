@@ -1234,6 +1234,27 @@ STATE = [
         "ops/test_torch_state.py::test_a_second_derivative_is_refused_in_our_words",
     ),
     Mutant(
+        "zeros behind values of another width are returned",
+        "ops/backends/sdpa.py",
+        "out[..., : call.v.shape[-1]].to(call.v.dtype), None if",
+        "out.to(call.v.dtype), None if",
+        "ops/backends/test_sdpa.py::test_garbage_in_padded_values_of_another_width_changes_nothing",
+    ),
+    Mutant(
+        "keys of one batch row repeated within a row of queries",
+        "ops/call.py",
+        "k.expand(*lead, *k.shape[-3:])\n",
+        "k.expand(*lead, *k.shape[-3:]).flip(0)\n",
+        "ops/test_call.py::test_batch_dims_broadcast_as_pytorch_s_do",
+    ),
+    Mutant(
+        "packed products ignore the number of threads",
+        "nn/prepacked.py",
+        "if IGNORES_THREADS and torch.get_num_threads() < _default_threads():",
+        "if False:",
+        "nn/test_prepacked.py::test_no_weight_is_packed_where_packed_products_ignore_the_number_of_threads",
+    ),
+    Mutant(
         "sdpa_kernel is not obeyed",
         "ops/backends/torch_kernels.py",
         "if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # by `sdpa_kernel`",

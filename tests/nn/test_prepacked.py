@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.nn import prepacked as module
-from regard.nn.linear import Linear, current_product, linear
+from regard.nn.linear import current_product, linear, project
 from regard.nn.prepacked import PrepackedWeights
 
 SHAPES = [(512, 512), (513, 515), (2048, 129)]  # each of at least MIN_PREPACKED_ENTRIES
@@ -19,7 +19,7 @@ def without_gradients():
 
 def layer_of(out=513, width=515, bias=True, dtype=torch.float32):
     torch.manual_seed(0)
-    return Linear(width, out, bias=bias, dtype=dtype)
+    return torch.nn.Linear(width, out, bias=bias, dtype=dtype)
 
 
 def roundings(x, weight):
@@ -35,7 +35,7 @@ def test_prepacked_weights_give_the_product(rows, shape, bias):
     for lead in [(rows,), (rows, 1)]:
         x = torch.randn(*lead, shape[1])
         with prepacked.for_rows(x):
-            y = layer(x)
+            y = project(layer, x)
         exact = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
         assert y.shape == exact.shape
         assert ((y - exact).abs() <= roundings(x, layer.weight)).all()
@@ -47,7 +47,7 @@ def test_strides_and_leading_dims_do_not_matter(rows):
     wide = torch.randn(3 * rows, 2 * 515)
     for x in [wide[::3, ::2], wide[:rows, 515:], wide[:rows, :515].expand(2, rows, 515)]:
         with prepacked.for_rows(wide[:rows]):
-            y = layer(x)
+            y = project(layer, x)
         torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
 
@@ -66,7 +66,7 @@ def test_weights_are_packed_where_it_pays(rows, size, dtype, is_packed):
     layer, prepacked = layer_of(*size, dtype=dtype), PrepackedWeights()
     x = torch.randn(rows, size[1], dtype=dtype)
     with prepacked.for_rows(x):
-        y = layer(x)
+        y = project(layer, x)
     assert bool(prepacked._packed) == (is_packed and module.CAN_PREPACK)
     torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
 
@@ -79,7 +79,7 @@ def test_one_row_is_multiplied_to_the_bit_as_by_linear(monkeypatch, is_padded):
     rows = torch.randn(2, 1, 1, 515)
     before = rows.clone()
     with prepacked.for_rows(rows[0]):
-        both = [layer(x) for x in rows]
+        both = [project(layer, x) for x in rows]
     assert torch.equal(rows, before)
     assert all(torch.equal(y, F.linear(x, layer.weight, layer.bias)) for x, y in zip(rows, both, strict=True))
 
@@ -89,7 +89,7 @@ def test_weights_that_change_are_packed_anew():
 
     def product():
         with prepacked.for_rows(x):
-            y = layer(x)
+            y = project(layer, x)
         torch.testing.assert_close(y, F.linear(x, layer.weight, layer.bias))
         return y
 
@@ -112,7 +112,7 @@ def test_weights_that_change_are_packed_anew():
 def test_gradients_flow():
     layer, prepacked, x = layer_of(), PrepackedWeights(), torch.randn(5, 515, requires_grad=True)
     with torch.enable_grad(), prepacked.for_rows(x):
-        layer(x).sum().backward()
+        project(layer, x).sum().backward()
     assert not prepacked._packed
     torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(5, -1))
 
@@ -121,7 +121,7 @@ def test_gradients_flow():
 def test_autocast_sets_the_dtype(rows):
     layer, prepacked, x = layer_of(), PrepackedWeights(), torch.randn(rows, 515)
     with torch.autocast("cpu", dtype=torch.bfloat16), prepacked.for_rows(x):
-        assert layer(x).dtype == torch.bfloat16
+        assert project(layer, x).dtype == torch.bfloat16
     assert not prepacked._packed
 
 
@@ -131,7 +131,7 @@ def test_inference_mode_may_come_first(monkeypatch):
     module._row_buffers.by_shape.clear()
     for mode in (torch.inference_mode, torch.no_grad):
         with mode(), PrepackedWeights().for_rows(x):
-            assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+            assert torch.equal(project(layer, x), F.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -140,7 +140,7 @@ def test_weights_made_in_inference_mode_are_multiplied_as_they_are(rows):
     with torch.inference_mode():
         layer = layer_of()
     with torch.inference_mode(), prepacked.for_rows(x):
-        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+        assert torch.equal(project(layer, x), F.linear(x, layer.weight, layer.bias))
     assert not prepacked._packed
 
 
@@ -151,7 +151,7 @@ def test_weights_of_another_kind_are_multiplied_as_they_are():
     layer, x, prepacked = layer_of(), torch.randn(5, 515), PrepackedWeights()
     layer.weight = torch.nn.Parameter(layer.weight.as_subclass(Quantized))
     with prepacked.for_rows(x):
-        assert type(layer(x)) is Quantized
+        assert type(project(layer, x)) is Quantized
     assert not prepacked._packed
 
 
@@ -161,7 +161,7 @@ def test_no_buffer_is_kept_for_more_than_a_row(monkeypatch):
     layer, x = layer_of(), torch.randn(1, 7, 515)
     module._row_buffers.by_shape.clear()
     with PrepackedWeights().for_rows(x):
-        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+        assert torch.equal(project(layer, x), F.linear(x, layer.weight, layer.bias))
     assert not module._row_buffers.by_shape
 
 
@@ -179,7 +179,7 @@ def test_prepacked_weights_are_used_within_the_block_alone():
 def test_prepacked_weights_are_not_used_after_an_error():
     layer, x = layer_of(), torch.randn(5, 515)
     with pytest.raises(RuntimeError), PrepackedWeights().for_rows(x):
-        layer(x[:, :3])
+        project(layer, x[:, :3])
     assert current_product() is F.linear
 
 
@@ -187,3 +187,17 @@ def test_the_function_multiplies_weights_that_belong_to_no_layer():
     table, prepacked, x = torch.randn(700, 515), PrepackedWeights(), torch.randn(5, 515)
     with prepacked.for_rows(x):
         assert ((linear(x, table) - x.double() @ table.double().mT).abs() <= roundings(x, table)).all()
+
+
+def test_no_weight_is_packed_where_packed_products_ignore_the_number_of_threads(monkeypatch):
+    x = torch.randn(5, 512)
+    monkeypatch.setattr(module, "IGNORES_THREADS", True)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    with torch.no_grad(), PrepackedWeights().for_rows(x):
+        assert current_product() is not F.linear
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads() + 1))  # as after torch.set_num_threads
+    with torch.no_grad(), PrepackedWeights().for_rows(x):
+        assert current_product() is F.linear
+    monkeypatch.setattr(module, "IGNORES_THREADS", False)
+    with torch.no_grad(), PrepackedWeights().for_rows(x):
+        assert current_product() is not F.linear

@@ -1,8 +1,13 @@
 """Bad calls are refused once, at the border, in words that name the argument, the expectation and the value."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 import torch
 
+import regard
 from regard import (
     Added,
     Additive,
@@ -36,6 +41,7 @@ from regard import (
     attend,
     weights,
 )
+from regard.ops.dispatch import BACKENDS
 
 SEED = torch.Generator().manual_seed(0)
 Q, K, V = (torch.randn(shape, generator=SEED) for shape in ((2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 3)))
@@ -79,9 +85,8 @@ TENSORS = [
     ("k_meta", call(k=far(2, 2, 6, 8)), ValueError, r"same device, got q cpu and k meta; write k\.to\("),
     ("v_meta", call(v=far(2, 2, 6, 3)), ValueError, r"same device, got q cpu and v meta; write v\.to\("),
     ("q_meta", call(q=far(2, 4, 5, 8)), ValueError, r"same device, got q meta and k cpu; write k\.to\("),
-    ("k_batch", call(k=K[:1]), ValueError, r"same batch dims, got q \(2, 4, 5, 8\) and k \(1, 2, 6, 8\); write k\.exp"),
-    ("v_batch", call(v=V[:1]), ValueError, r"same batch dims, got q .* and v \(1, 2, 6, 3\); write v\.expand"),
-    ("k_lead", call(k=K[None]), ValueError, r"same batch dims, got q \(2, 4, 5, 8\) and k \(1, 2, 2, 6, 8\)"),
+    ("k_batch", call(k=K[[0, 0, 0]]), ValueError, r"same batch dims, or dims of 1, got q \(2, .* k \(3, 2, 6, 8\), v"),
+    ("v_batch", call(v=V[[0, 0, 0]]), ValueError, r"or dims of 1, got q .* v \(3, 2, 6, 3\); write k.unsqueeze\("),
     ("heads", call(k=K.repeat(1, 2, 1, 1)[:, :3]), ValueError, r"got h=4 and g=3; give k one of 1, 2, 4 heads"),
     ("no_heads", call(k=K[:, :0]), ValueError, r"q heads must be a multiple of k heads, got h=4 and g=0"),
     ("v_heads", call(v=V[:, :1]), ValueError, r"v must have as many heads as k, got 1 and g=2"),
@@ -426,3 +431,59 @@ def test_legal_borders_are_accepted():
     assert attend(Q[..., :1], K[..., :1], V, bias=Added(torch.zeros(5, 6))).shape == (2, 4, 5, 3)
     assert attend(Q, K, V, score=Location(torch.ones(9, 8)), normalize=Entmax(2)).shape == (2, 4, 5, 3)
     assert A().topk(6).values.shape == A().pool(5, 6).shape == (2, 4, 5, 6)
+
+
+BROADCAST = {
+    "one row of keys": ((3,), (1,), (1,)),
+    "one query for all": ((1,), (3,), (3,)),
+    "values alone": ((3,), (3,), (1,)),
+    "two batch dims": ((4, 3), (1, 3), (4, 1)),
+    "dims that keys lack": ((4, 3), (3,), (1,)),
+}
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), Causal() & Window(2), Padding((5,))], ids=str)
+@pytest.mark.parametrize("leads", BROADCAST.values(), ids=BROADCAST)
+def test_batch_dims_broadcast_as_pytorch_s_do(leads, mask):
+    tensors = [torch.randn(*lead, 2, 6, 8, requires_grad=True) for lead in leads]
+    full = torch.broadcast_shapes(*leads)
+    repeated = [x.expand(*full, 2, 6, 8).contiguous() for x in tensors]
+    if mask == Padding((5,)):
+        mask = Padding((5,) * math.prod(full))
+    out, want = attend(*tensors, mask=mask), attend(*repeated, mask=mask)
+    torch.testing.assert_close(out, want)
+    assert out.shape == (*full, 2, 6, 8)
+    for ours, theirs in zip(*(torch.autograd.grad(x.sin().sum(), tensors) for x in (out, want)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_weights_broadcast_batch_dims_too():
+    q, k = torch.randn(4, 3, 2, 5, 8), torch.randn(3, 2, 6, 8)
+    A = weights(q, k, mask=Causal())
+    assert A.shape == (4, 3, 2, 5, 6)
+    torch.testing.assert_close(A[...], weights(q, k.expand(4, -1, -1, -1, -1), mask=Causal())[...])
+
+
+def test_a_mask_of_several_batch_dims_says_how_to_flatten_it():
+    x = torch.randn(2, 3, 1, 5, 8)
+    with pytest.raises(TypeError, match=r"if these are lengths of several batch dims, Padding\(lengths.flatten\(\)\)"):
+        Padding(torch.ones(2, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"if these are several batch dims, write Padding\(keep.flatten\(0, -2\)\)"):
+        Padding(torch.ones(2, 3, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"if there are several batch dims, write x.flatten\(0, -4\)"):
+        Dense(torch.ones(2, 3, 1, 5, 5, dtype=torch.bool))
+    lengths = torch.tensor([[1, 2, 3], [4, 5, 1]])
+    flat = attend(*[x.flatten(0, 1)] * 3, mask=Padding(lengths.flatten()))
+    torch.testing.assert_close(attend(x, x, x, mask=Padding(lengths.flatten())), flat.unflatten(0, (2, 3)))
+
+
+def test_an_array_is_answered_with_its_tensor():
+    with pytest.raises(TypeError, match=r"Padding must be a tensor, got ndarray; write torch.as_tensor\(x\)"):
+        Padding(np.ones((2, 5), dtype=bool))
+
+
+def test_the_help_of_attend_names_every_term_and_backend():
+    words = set(re.findall(r"\w+", attend.__doc__))
+    terms = {name for name in regard.__all__ if isinstance(getattr(regard, name), type) and name[0].isupper()}
+    assert terms - words - {"Summary", "Weights"} == set()
+    assert set(BACKENDS) <= words

@@ -36,7 +36,7 @@ from ..nn import (
 )
 from ..nn.dropout import Dropout
 from ..nn.fast_decode import FastSteps, Step
-from ..nn.linear import Linear, linear
+from ..nn.linear import linear, project
 from ..nn.losses import Loss, cross_entropy
 from ..ops.terms.masks import Causal, Window
 from .decoder_state import CachedState, Watched, step, watch_attention
@@ -196,7 +196,7 @@ class Gpt(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = cast(Sequence[EncoderBlock], nn.ModuleList(_block(config) for _ in range(config.depth)))
         self.norm = norm_named(config.norm, eps=config.eps)(config.dim)
-        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else nn.Linear(config.dim, config.vocabulary, bias=False)
         initialize(self)
         initialize_residual(self.blocks)
 
@@ -212,7 +212,7 @@ class Gpt(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b vocabulary"]:
         """Return the logits of the next token from hidden states."""
-        return linear(hidden, self.tokens.table.weight) if self.head is None else self.head(hidden)
+        return linear(hidden, self.tokens.table.weight) if self.head is None else project(self.head, hidden)
 
     def loss(self, batch: Mapping[str, Tensor]) -> Loss:
         """Return -log p of each token of `ids` (b, n) but the first, given those before it, within `ids_lengths`."""

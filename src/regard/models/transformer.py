@@ -23,7 +23,6 @@ from ..checks import (
 )
 from ..nn import Attention, DecoderBlock, EncoderBlock, FeedForward, PostNorm, PreNorm, SegmentMemory, TokenEmbedding
 from ..nn.dropout import Dropout
-from ..nn.linear import Linear
 from ..nn.losses import Loss, cross_entropy, shift_right
 from ..ops.terms.masks import Causal
 from ..ops.terms.masks.mask_algebra import Mask
@@ -252,7 +251,7 @@ def decoder_of(config: TransformerConfig) -> TransformerDecoder:
         for _ in range(config.decoder_layers)
     ]
     input = Input(config, config.target_vocabulary)
-    out = Linear(config.dim, config.target_vocabulary, bias=False) if config.tied == "none" else None
+    out = nn.Linear(config.dim, config.target_vocabulary, bias=False) if config.tied == "none" else None
     bias = nn.Parameter(torch.zeros(config.target_vocabulary)) if config.output_bias else None
     return TransformerDecoder(input, blocks, norm=_final_norm(config), out=out, bias=bias)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..checks import check_token_rows
 from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.fast_decode import FastSteps, Step, has_hooks
-from ..nn.linear import linear
+from ..nn.linear import linear, project
 from .decoder_state import CachedState, Watched, step, watch_attention
 
 
@@ -64,7 +64,7 @@ class TransformerDecoder(nn.Module):
         x = self.norm(x)
         if self.out is None:
             return linear(x, self.input.embedding.table.weight, self.bias)
-        logits: Tensor = self.out(x)
+        logits: Tensor = project(self.out, x)
         return logits if self.bias is None else logits + self.bias
 
     def start(self, states: Float[Tensor, "b n dim"], lengths: Int[Tensor, " b"] | None = None) -> DecoderState:

@@ -23,7 +23,7 @@ from ..ops.weights import Weights
 from .cache import KeyValues, KVCache
 from .core import Core
 from .learned_terms import fill, slot
-from .linear import Linear
+from .linear import project
 from .memory_slots import MemorySlots, extend_bias, extend_taper
 from .norms import Norm
 from .positions import Rotary
@@ -84,10 +84,10 @@ class Attention(nn.Module):
             check_int(name, width, least=1)
         _check_kv_heads(self.heads, self.kv_heads)
         check_letters("biased", biased, "qkvo")
-        self.query = Linear(dim, heads * self.head_dim, bias="q" in biased)
-        self.key = Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
-        self.value = Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
-        self.out = Linear(heads * self.value_dim, dim, bias="o" in biased)
+        self.query = nn.Linear(dim, heads * self.head_dim, bias="q" in biased)
+        self.key = nn.Linear(key_width or dim, self.kv_heads * self.head_dim, bias="k" in biased)
+        self.value = nn.Linear(value_width or key_width or dim, self.kv_heads * self.value_dim, bias="v" in biased)
+        self.out = nn.Linear(heads * self.value_dim, dim, bias="o" in biased)
         self.query_norm = None if qk_norm is None else qk_norm(self.head_dim)
         self.key_norm = None if qk_norm is None else qk_norm(self.head_dim)
         self.rotary = rotary
@@ -129,7 +129,7 @@ class Attention(nn.Module):
             k, v = grown.append(k, v)
         if self.slots is not None:
             k, v = self.slots(k, v)
-        x = self.out(self.core(q, k, v, **terms).transpose(1, 2).flatten(2))  # b h i e -> b i (h e) -> b i dim
+        x = project(self.out, self.core(q, k, v, **terms).transpose(1, 2).flatten(2))  # b h i e -> b i (h e) -> b i dim
         if cache is not None and grown is not None:
             cache.become(grown)
         return x
@@ -211,7 +211,7 @@ class Attention(nn.Module):
             raise ValueError(
                 "a cache is for self-attention; for another sequence write layer(x, layer.remember(context))"
             )
-        q = _split(self.query(x), self.heads)
+        q = _split(project(self.query, x), self.heads)
         q = q if self.query_norm is None else self.query_norm(q)
         if isinstance(context, KeyValues):
             return q, context.k
@@ -225,7 +225,7 @@ class Attention(nn.Module):
 
     def _keys(self, context: Tensor) -> Tensor:
         _check_tokens("context", context, self.key.in_features)
-        k = _split(self.key(context), self.kv_heads)
+        k = _split(project(self.key, context), self.kv_heads)
         return k if self.key_norm is None else self.key_norm(k)
 
     def _values(self, x: Tensor, context: Tensor | KeyValues | None, values: Tensor | None) -> Tensor:
@@ -237,7 +237,7 @@ class Attention(nn.Module):
             return context.v
         values = values if values is not None else context if context is not None else x
         _check_tokens("values", values, self.value.in_features)
-        return _split(self.value(values), self.kv_heads)
+        return _split(project(self.value, values), self.kv_heads)
 
     def _terms(self, mask: Mask | None, keep: Tensor | None, i: int, new: int, cache: KVCache | None) -> dict[str, Any]:
         """Return the terms for i queries and `new` keys behind those of the cache, and the offset of the queries."""

@@ -28,7 +28,7 @@ from .blocks import DecoderBlock, EncoderBlock
 from .cache import KeyValues, KVCache
 from .core import Core
 from .feedforward import FeedForward, GatedFeedForward
-from .linear import Linear, current_product
+from .linear import current_product
 from .norms import PostNorm, PreNorm
 from .prepacked import PrepackedWeights, is_plain_tensor
 
@@ -217,7 +217,7 @@ def check_supported(layer: nn.Module) -> None:
         and type(layer.core) is Core
         and layer.head_dim == layer.value_dim
         and layer.slots is layer.score is layer.bias is layer.normalize is None
-        and all(type(x) in (Linear, nn.Linear) for x in (layer.query, layer.key, layer.value))
+        and all(type(x) is nn.Linear for x in (layer.query, layer.key, layer.value))
         and all(map(is_plain_tensor, layer.parameters()))
     ):
         raise Unsupported
@@ -281,7 +281,7 @@ def feedforward(module: nn.Module) -> Map:
 
 def linear(module: nn.Module) -> Map:
     """Return a linear layer as a function: the bare product, or the module if it is of a subclass."""
-    if not isinstance(module, nn.Linear) or type(module) not in (Linear, nn.Linear):
+    if not isinstance(module, nn.Linear) or type(module) is not nn.Linear:
         return module
     weight, bias = module.weight, module.bias
     return lambda x: current_product()(x, weight, bias)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .dropout import Dropout
-from .linear import Linear
+from .linear import project
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -28,14 +28,14 @@ class FeedForward(nn.Module):
         self, dim: int, hidden: int, *, activation: Activation = F.gelu, dropout: float = 0.0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.up = Linear(dim, hidden, bias=bias)
+        self.up = nn.Linear(dim, hidden, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
-        self.down = Linear(hidden, dim, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
-        hidden = self.activation(self.up(x))
-        return self.down(self.dropout(hidden) if self.training else hidden)
+        hidden = self.activation(project(self.up, x))
+        return project(self.down, self.dropout(hidden) if self.training else hidden)
 
 
 class GatedFeedForward(nn.Module):
@@ -49,12 +49,12 @@ class GatedFeedForward(nn.Module):
         self, dim: int, hidden: int, *, activation: Activation = F.silu, dropout: float = 0.0, bias: bool = False
     ) -> None:
         super().__init__()
-        self.gate = Linear(dim, hidden, bias=bias)
-        self.up = Linear(dim, hidden, bias=bias)
+        self.gate = nn.Linear(dim, hidden, bias=bias)
+        self.up = nn.Linear(dim, hidden, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
-        self.down = Linear(hidden, dim, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
-        hidden = self.activation(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(hidden) if self.training else hidden)
+        hidden = self.activation(project(self.gate, x)) * project(self.up, x)
+        return project(self.down, self.dropout(hidden) if self.training else hidden)

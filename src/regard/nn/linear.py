@@ -1,4 +1,4 @@
-"""Linear: x W^T + b, with a product that the steps of a decoding may replace by a faster one (`prepacked.py`)."""
+"""x W^T + b, with a product that the steps of a decoding may replace by a faster one (`prepacked.py`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .. import torch_internals
+
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+GLOBAL_HOOKS = torch_internals.global_module_hooks()
 
 
-class Linear(nn.Linear):
-    """x W^T + b: `nn.Linear`, by the product of an enclosing `use_product`."""
+def project(layer: nn.Module, x: Float[Tensor, "*b in_features"]) -> Float[Tensor, "*b out_features"]:
+    """layer(x); of an `nn.Linear` by the product of an enclosing `use_product`, unless hooks watch the layer.
 
-    def forward(self, x: Float[Tensor, "*b in_features"]) -> Float[Tensor, "*b out_features"]:
-        return linear(x, self.weight, self.bias)
+    Layers are `nn.Linear` itself and no subclass, so that tools that look for that class, such as dynamic
+    quantization, find and may replace them.
+    """
+    if torch.compiler.is_compiling() or (product := _current_product.get()) is None:
+        return layer(x)
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+        return layer(x)
+    return product(x, layer.weight, layer.bias) if not any(GLOBAL_HOOKS) else layer(x)
 
 
 def linear(

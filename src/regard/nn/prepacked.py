@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 from contextlib import AbstractContextManager
@@ -18,6 +19,9 @@ MAX_PREPACKED_ROWS = 128  # with more rows the product takes so long that packin
 MIN_PREPACKED_ENTRIES = 2**18  # packing a smaller matrix costs more than it saves
 CAN_PREPACK = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
+# On ARM the packed product goes on using all cores after `torch.set_num_threads(1)`: then weights are not packed.
+IGNORES_THREADS = platform.machine() in ("aarch64", "arm64")
+
 # Work-around for the prefetcher of ARM Neoverse CPUs; set it to False to multiply a single row as everywhere else.
 # While a matrix is multiplied by one row, that prefetcher runs off the end of the row at each row of the matrix. If the
 # page behind is not mapped, as behind a recent allocation, it searches for the page each time, and the product takes
@@ -30,10 +34,10 @@ PADDING_ENTRIES = 4096  # a page at least, whatever the dtype
 class PrepackedWeights:
     """Cache of weights packed by oneDNN for products with a few rows, as the steps of one decoding make them.
 
-    >>> from regard.nn.linear import Linear
-    >>> layer, x, prepacked = Linear(512, 512), torch.randn(5, 512), PrepackedWeights()
+    >>> from regard.nn.linear import project
+    >>> layer, x, prepacked = nn.Linear(512, 512), torch.randn(5, 512), PrepackedWeights()
     >>> with torch.no_grad(), prepacked.for_rows(x):
-    ...     y = layer(x)
+    ...     y = project(layer, x)
     >>> torch.allclose(y, layer(x), atol=1e-5)
     True
 
@@ -47,7 +51,7 @@ class PrepackedWeights:
         self._packed: dict[int, PackedWeight] = {}
 
     def for_rows(self, x: Tensor) -> AbstractContextManager[None]:
-        """Within the block, `linear` multiplies by the product that is fastest for as many rows as x has."""
+        """Within the block, `linear` and `project` multiply by the fastest product for as many rows as x has."""
         return use_product(self._product_for(x))
 
     def _product_for(self, x: Tensor) -> Product | None:
@@ -56,6 +60,8 @@ class PrepackedWeights:
             return None
         if rows == 1:
             return multiply_padded_row if PAD_SINGLE_ROWS else None
+        if IGNORES_THREADS and torch.get_num_threads() < _default_threads():
+            return None
         return self._multiply_packed if 1 < rows <= MAX_PREPACKED_ROWS and CAN_PREPACK else None
 
     def _multiply_packed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,6 +73,12 @@ class PrepackedWeights:
             packed = torch_internals.pack_linear_weight(weight.detach(), x.numel() // x.shape[-1])
             entry = self._packed[id(weight)] = PackedWeight(weight, weight._version, weight.data_ptr(), packed)
         return torch_internals.packed_linear(x, entry.packed, bias)
+
+
+def _default_threads() -> int:
+    """Return the number of threads that PyTorch has unless `torch.set_num_threads` was called."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdecimal() else os.cpu_count() or 1
 
 
 class PackedWeight(NamedTuple):

@@ -68,12 +68,9 @@ class Call:
         q, k, v = _autocast(q, k, v)
         _same_dtype_and_device({"q": q, "k": k} | ({} if v is None else {"v": v}))
         lead = tuple(q.shape[:-3])
-        for name, x in tensors.items():
-            if tuple(x.shape[:-3]) != lead:
-                raise ValueError(
-                    f"q, k and v must have the same batch dims, got q {tuple(q.shape)} and {name} {tuple(x.shape)}; "
-                    f"write {name}.expand(...)"
-                )
+        if any(tuple(x.shape[:-3]) != lead for x in tensors.values()):
+            q, k, v = with_equal_batch_dims(q, k, v)
+            lead = tuple(q.shape[:-3])
         if len(lead) != 1:
             with torch.enable_grad():
                 q, k, v = q.flatten(0, -4), k.flatten(0, -4), None if v is None else v.flatten(0, -4)
@@ -234,6 +231,22 @@ def _same_dtype_and_device(tensors: dict[str, Tensor]) -> None:
                 f"q, k and v must be on the same device, got q {q.device} and {name} {x.device}; "
                 f"write {name}.to(q.device)"
             )
+
+
+def with_equal_batch_dims(q: Tensor, k: Tensor, v: Any) -> tuple[Tensor, Tensor, Any]:
+    """Views whose batch dims are equal: dims of 1, and dims a tensor lacks in front, are expanded. v may be None."""
+    given = [x for x in (q, k, v) if x is not None]
+    try:
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in given))
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkv", given, strict=False))
+        raise ValueError(
+            f"q, k and v must have the same batch dims, or dims of 1, got {shapes}; write k.unsqueeze(...) where a dim "
+            "is missing"
+        ) from None
+    with torch.enable_grad():
+        q, k = q.expand(*lead, *q.shape[-3:]), k.expand(*lead, *k.shape[-3:])
+        return q, k, None if v is None else v.expand(*lead, *v.shape[-3:])
 
 
 def _is_term(name: str, value: Any, kind: type) -> Any:

@@ -184,11 +184,50 @@ def test_queries_of_nan_beside_nothing_but_padding_give_zeros():
     assert out.isfinite().all()
 
 
-def test_values_of_another_width_are_an_objection():
-    q, k, v = qkv()
-    with pytest.raises(ValueError, match="another width than keys PyTorch stores the matrix"):
-        attend(q, k, v[..., :3], backend="sdpa")
-    assert choose(Call.of(q, k, v[..., :3])).backend == "tiled"
+WIDTHS = {  # of values; keys are 16 wide
+    **SINGLE,
+    "window": R.Causal() & R.Window(5),
+    "bias": None,
+    "long window": R.Causal() & R.Window(70),
+    "documents": R.Documents(torch.arange(300) // 100),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+@pytest.mark.parametrize("width", [0, 1, 7, 16, 24, 32])
+def test_values_of_another_width_run_on_the_kernel(name, width):
+    n, mask = 300 if name in ("long window", "documents") else 40, WIDTHS[name]
+    bias = R.Alibi(4) if name == "bias" else None
+    q, k, v = (torch.randn(2, h, n, 16, dtype=torch.float64) for h in (4, 2, 2))
+    v = torch.randn(2, 2, n, width, dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    assert choose(Call.of(*leaves, mask=mask, bias=bias)).backend == "sdpa"
+    out, want = (attend(*leaves, mask=mask, bias=bias, backend=backend) for backend in (None, "reference"))
+    torch.testing.assert_close(out, want)
+    grads = (torch.autograd.grad(x.sin().sum(), leaves) for x in (out, want))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    lse = sdpa.plan(Call.of(*leaves, mask=mask, bias=bias)).run()[1]
+    torch.testing.assert_close(lse, reference.plan(Call.of(*leaves, mask=mask, bias=bias)).run()[1])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("width", [7, 24])
+def test_garbage_in_padded_values_of_another_width_changes_nothing(width, bad):
+    q, k, _ = qkv()
+    v = torch.randn(2, k.shape[1], k.shape[2], width)
+    keep = torch.arange(k.shape[2]) < torch.tensor([[40], [7]])
+    expected = attend(q, k, v, mask=R.Padding(keep))
+    assert expected.shape[-1] == width
+    k, v = (torch.where(keep[:, None, :, None], x, bad) for x in (k, v))
+    torch.testing.assert_close(attend(q, k, v, mask=R.Padding(keep)), expected)
+
+
+def test_much_wider_values_are_an_objection():
+    q, k, v = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 17)
+    with pytest.raises(ValueError, match="padded to the 17 features of values, more than 2 times"):
+        attend(q, k, v, backend="sdpa")
+    assert choose(Call.of(q, k, v)).backend == "tiled"
 
 
 def test_hidden_garbage_is_an_objection_where_it_would_leak():

@@ -36,6 +36,7 @@ from torch.overrides import TorchFunctionMode
 from ... import torch_internals
 from ...nn.core import Core
 from ...nn.dropout import Dropout
+from ...ops.call import with_equal_batch_dims
 from ...ops.operator import attend
 from ...ops.terms.scores import Dot
 from ...ops.torch_state import in_functorch
@@ -695,6 +696,8 @@ DOT = Dot()
 def _attend_call(
     q: Tensor, k: Tensor, v: Tensor, *, score: Any = None, backend: str | None = None, **given: Any
 ) -> KernelCall:
+    if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+        q, k, v = with_equal_batch_dims(q, k, v)
     return KernelCall(q=q, k=k, v=v, score=score or DOT, **given)
 
 

@@ -64,8 +64,8 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: object = 
         return None
     if not (len(rows) == len(keys) == 4) or keys != v.shape or torch.is_autocast_enabled("cpu"):
         return None
-    (_, h, i, _), (_, g, j, _) = rows, keys
-    if not q.numel() or not k.numel() or (i > FEW_ROWS and rows[0] * h * i * j > sdpa.MAX_TILE_ENTRIES):
+    (b, h, i, _), (b_k, g, j, _) = rows, keys
+    if b != b_k or not q.numel() or not k.numel() or (i > FEW_ROWS and b * h * i * j > sdpa.MAX_TILE_ENTRIES):
         return None
     if not (offset is None or type(offset) is int) or not _is_cacheable(mask):
         return None

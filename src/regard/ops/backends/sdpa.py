@@ -28,12 +28,20 @@ from ..terms.scores import Bilinear, Cosine, Dot
 from ..torch_state import can_read_values, in_forward_mode, is_traced
 from .sdpa_blocks import run_blocks
 from .sdpa_rectangles import hides_only_numbers, plan_rectangles, run_rectangles
-from .torch_kernels import choose_kernel, differentiable_once, is_surely_fused, run_fused, scaled_product_inputs
+from .torch_kernels import (
+    choose_kernel,
+    differentiable_once,
+    is_surely_fused,
+    run_fused,
+    scaled_product_inputs,
+    with_equal_widths,
+)
 
 name = "sdpa"
 DEVICES = ("cpu", "cuda")
 INF = float("inf")
 MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planned blocks
+MAX_WIDENING = 2  # keys are padded to the width of values up to this factor: the kernel takes one width
 MAX_TILE_KEYS = 2**9  # for few queries, up to this number of keys
 
 
@@ -135,7 +143,7 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
     q, k, scale = scaled_product_inputs(call)
     if call.bias is not None:  # half precision would round it, or overflow
         q, k = q.to(call.dtype), k.to(call.dtype)
-    v = call.v.to(q.dtype)
+    q, k, v = with_equal_widths(q, k, call.v.to(q.dtype))
     added = empty = None
     if form.keys is not None:
         seen, empty, added = _hiding(call, form.keys, form.causal, q.dtype)
@@ -151,7 +159,7 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout)
     if empty is not None and lse is not None:
         lse = torch.where(empty[..., 0], -INF, lse)  # the kernel takes the sum of an empty row as 1
-    return out.to(call.v.dtype), None if lse is None else lse[..., None]
+    return out[..., : call.v.shape[-1]].to(call.v.dtype), None if lse is None else lse[..., None]
 
 
 class SingleCall(NamedTuple):
@@ -203,8 +211,13 @@ def _term_objections(call: Call) -> Objections:
         found.append("the bias reads the queries, and the kernel would give them no gradient for it")
     if call.dropout and call.q.device.type == "cpu":
         found.append("with dropout PyTorch stores the matrix")
-    if call.v.shape[1] != call.k.shape[1] or call.v.shape[-1] != call.k.shape[-1]:
-        found.append("with values of other heads or another width than keys PyTorch stores the matrix")
+    if call.v.shape[1] != call.k.shape[1]:
+        found.append("with values of other heads than keys PyTorch stores the matrix")
+    width, value_width = call.k.shape[-1], call.v.shape[-1]
+    if width != value_width and call.q.device.type == "cuda":
+        found.append("with values of another width than keys PyTorch stores the matrix")
+    if value_width > MAX_WIDENING * width:
+        found.append(f"keys would be padded to the {value_width} features of values, more than {MAX_WIDENING} times")
     if in_forward_mode():
         found.append("its kernels have no derivative in forward mode")
     return found

@@ -15,6 +15,7 @@ from ..blocks.tile_weights import additive_tile
 from ..call import Call
 from ..terms.coordinates import Block, add_entries, take_entries
 from ..torch_state import check_single_gradient, run_uncompiled
+from .torch_kernels import with_equal_widths
 
 INF = float("inf")
 
@@ -24,9 +25,10 @@ def run_blocks(call: Call) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of each row, `b h i 1`, of a call whose hidden keys are finite."""
     assert call.v is not None
     prepared = prepare(call, finite=True)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prepared.q, prepared.k, call.v.to(call.dtype)))
+    q, k, v = with_equal_widths(prepared.q, prepared.k, call.v.to(call.dtype))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out, lse = BlockwiseSdpa.apply(prepared, q, k, v)
-    return out.to(call.v.dtype), lse
+    return out[..., : call.v.shape[-1]].to(call.v.dtype), lse
 
 
 class BlockwiseSdpa(torch.autograd.Function):

@@ -25,7 +25,7 @@ from ..terms.coordinates import Point
 from ..terms.masks import Causal, Documents, Padding
 from ..terms.masks.mask_algebra import Mask, conjuncts
 from ..torch_state import check_single_gradient, run_uncompiled
-from .torch_kernels import scaled_product_inputs
+from .torch_kernels import scaled_product_inputs, with_equal_widths
 
 INF = float("inf")
 Ids = npt.NDArray[Any]
@@ -81,9 +81,10 @@ def run_rectangles(call: Call, rectangles: tuple[Rectangle, ...]) -> tuple[Tenso
     """The output and the log-sum-exp of each row, `b h i 1`; causal squares must hold safe numbers."""
     assert call.v is not None
     q, k, scale = scaled_product_inputs(call)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, call.v.to(q.dtype)))
+    q, k, v = with_equal_widths(q, k, call.v.to(q.dtype))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out, lse = RectangleSdpa.apply(rectangles, scale, q, k, v)
-    return out.to(call.v.dtype), lse
+    return out[..., : call.v.shape[-1]].to(call.v.dtype), lse
 
 
 class RectangleSdpa(torch.autograd.Function):

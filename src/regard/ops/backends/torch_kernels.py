@@ -146,6 +146,19 @@ def scaled_product_inputs(call: Call) -> tuple[Tensor, Tensor, float]:
     return (q, k, 1.0) if q.is_cpu else (q.to(call.q.dtype), k.to(call.q.dtype), 1.0)
 
 
+def with_equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same attention with zeros behind the narrower of keys and values: the kernels take one width.
+
+    Features of zeros change no product of queries and keys; the caller cuts the output to the width of the values.
+    """
+    width, value_width = k.shape[-1], v.shape[-1]
+    if value_width < width:
+        return q, k, F.pad(v, (0, width - value_width))
+    if value_width > width:
+        return F.pad(q, (0, value_width - width)), F.pad(k, (0, value_width - width)), v
+    return q, k, v
+
+
 def score_cap(call: Call) -> float | None:
     """The bound of capped scores, `Dot.cap`; None if there is none."""
     score = product_of(call.score)

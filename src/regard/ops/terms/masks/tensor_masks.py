@@ -63,10 +63,14 @@ class Padding(Mask):
             if self.keys.ndim == 2 and self.keys.dtype != torch.bool:
                 raise TypeError(
                     f"Padding keep must be bool, True = a real key, got {self.keys.dtype} of shape "
-                    f"{tuple(self.keys.shape)}; write Padding(keep.bool())"
+                    f"{tuple(self.keys.shape)}; write Padding(keep.bool()), or, if these are lengths of several batch "
+                    "dims, Padding(lengths.flatten())"
                 )
             if self.keys.ndim != 2 and self.keys.dtype == torch.bool:
-                raise ValueError(f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}")
+                raise ValueError(
+                    f"Padding keep must have dims (b, j), got shape {tuple(self.keys.shape)}; if these are several "
+                    "batch dims, write Padding(keep.flatten(0, -2))"
+                )
             if self.keys.dtype != torch.bool:
                 check_integer_tensor("Padding lengths", self.keys, 1)
 
