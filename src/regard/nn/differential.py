@@ -16,7 +16,7 @@ from ..ops.weights import Weights
 from .attention import padding_of_last_keys
 from .cache import KVCache
 from .core import Core
-from .linear import Linear
+from .linear import project
 from .norms import RMSNorm
 from .positions import Rotary
 
@@ -57,8 +57,8 @@ class DifferentialAttention(nn.Module):
         self.head_dim = dim // (2 * heads)
         self.start = 0.8 - 0.6 * math.exp(-0.3 * (depth - 1))
         narrow = 2 * self.head_dim * self.kv_heads
-        self.query, self.out = Linear(dim, dim, bias=False), Linear(dim, dim, bias=False)
-        self.key, self.value = Linear(dim, narrow, bias=False), Linear(dim, narrow, bias=False)
+        self.query, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.key, self.value = nn.Linear(dim, narrow, bias=False), nn.Linear(dim, narrow, bias=False)
         self.exponents = nn.Parameter(torch.randn(2, 2, self.head_dim) * 0.1)  # softmax, query or key, feature
         self.norm = RMSNorm(2 * self.head_dim)
         self.mask, self.rotary = mask, rotary
@@ -82,13 +82,13 @@ class DifferentialAttention(nn.Module):
     ) -> Float[Tensor, "b i dim"]:
         """Self-attention of x, behind the tokens of the cache."""
         q, k = self._queries_and_keys(x, positions, cache)
-        v = self.value(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        v = project(self.value, x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         terms = self._terms(keep, k.shape[2], cache)
         if cache is not None:
             k, v = cache.append(k, v)
         first, second = (self.core(*pair, v, **terms) for pair in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
         heads = self.norm(first - self.share.to(first.dtype) * second) * (1 - self.start)
-        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        out = project(self.out, heads.transpose(1, 2).flatten(2))
         return out
 
     def weights(
@@ -108,7 +108,7 @@ class DifferentialAttention(nn.Module):
         """The queries of both softmaxes side by side, `b h i 2d`, and the new keys, `b g j 2d`."""
         q, k = (
             part.unflatten(-1, (n, -1)).transpose(1, 2)
-            for part, n in ((self.query(x), self.heads), (self.key(x), self.kv_heads))
+            for part, n in ((project(self.query, x), self.heads), (project(self.key, x), self.kv_heads))
         )
         if self.rotary is None:
             return q, k

@@ -12,7 +12,7 @@ from ..ops.terms.scores import Dot
 from .attention import padding_of_last_keys
 from .cache import KVCache
 from .core import Core
-from .linear import Linear
+from .linear import project
 from .norms import RMSNorm
 from .positions import Rotary
 
@@ -53,17 +53,17 @@ class LatentAttention(nn.Module):
         for name in ("dim", "heads", "latent", "head_dim", "value_dim"):
             check_int(name, getattr(self, name), least=1)
         self.rotary = Rotary(rotary_dim, base=base)
-        self.query_down = None if query_latent is None else Linear(dim, query_latent, bias=False)
+        self.query_down = None if query_latent is None else nn.Linear(dim, query_latent, bias=False)
         self.query_norm = None if query_latent is None else RMSNorm(query_latent)
-        self.query = Linear(query_latent or dim, heads * (head_dim + rotary_dim), bias=False)
-        self.down = Linear(dim, latent + rotary_dim, bias=False)
+        self.query = nn.Linear(query_latent or dim, heads * (head_dim + rotary_dim), bias=False)
+        self.down = nn.Linear(dim, latent + rotary_dim, bias=False)
         self.norm = RMSNorm(latent)
-        self.up = Linear(latent, heads * (head_dim + self.value_dim), bias=False)
-        self.out = Linear(heads * self.value_dim, dim, bias=False)
+        self.up = nn.Linear(latent, heads * (head_dim + self.value_dim), bias=False)
+        self.out = nn.Linear(heads * self.value_dim, dim, bias=False)
         self.mask = mask
         self.core = Core(dropout=dropout)
         for linear in self.children():
-            if isinstance(linear, Linear):
+            if isinstance(linear, nn.Linear):
                 nn.init.xavier_uniform_(linear.weight)
 
     def forward(
@@ -81,10 +81,12 @@ class LatentAttention(nn.Module):
         positions = torch.arange(before, before + n, device=x.device) if positions is None else positions
         rotary_dim = self.rotary.width
 
-        short = x if self.query_down is None or self.query_norm is None else self.query_norm(self.query_down(x))
-        q = self.query(short).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        short = (
+            x if self.query_down is None or self.query_norm is None else self.query_norm(project(self.query_down, x))
+        )
+        q = project(self.query, short).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         q, turned = q.split((self.head_dim, rotary_dim), -1)
-        c, shared = self.down(x)[:, None].split((self.latent, rotary_dim), -1)  # b 1 j latent, b 1 j rotary
+        c, shared = project(self.down, x)[:, None].split((self.latent, rotary_dim), -1)  # b 1 j latent, b 1 j rotary
         angles = self.rotary.angles(shared, positions)
         turned, shared, c = self.rotary.rotate(turned, *angles), self.rotary.rotate(shared, *angles), self.norm(c)
         if cache is not None:
@@ -102,7 +104,7 @@ class LatentAttention(nn.Module):
             v = torch.einsum("b j l, h e l -> b h j e", c[:, 0], up_values)
             k = torch.cat((k, shared.expand(-1, self.heads, -1, -1)), -1)
             heads = self.core(torch.cat((q, turned), -1), k, v, mask=mask)
-        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        out = project(self.out, heads.transpose(1, 2).flatten(2))
         return out
 
     def _is_cheaper_absorbed(self, queries: int) -> bool:
