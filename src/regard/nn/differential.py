@@ -88,8 +88,7 @@ class DifferentialAttention(nn.Module):
             k, v = cache.append(k, v)
         first, second = (self.core(*pair, v, **terms) for pair in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
         heads = self.norm(first - self.share.to(first.dtype) * second) * (1 - self.start)
-        out = project(self.out, heads.transpose(1, 2).flatten(2))
-        return out
+        return project(self.out, heads.transpose(1, 2).flatten(2))
 
     def weights(
         self,

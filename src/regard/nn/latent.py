@@ -104,8 +104,7 @@ class LatentAttention(nn.Module):
             v = torch.einsum("b j l, h e l -> b h j e", c[:, 0], up_values)
             k = torch.cat((k, shared.expand(-1, self.heads, -1, -1)), -1)
             heads = self.core(torch.cat((q, turned), -1), k, v, mask=mask)
-        out = project(self.out, heads.transpose(1, 2).flatten(2))
-        return out
+        return project(self.out, heads.transpose(1, 2).flatten(2))
 
     def _is_cheaper_absorbed(self, queries: int) -> bool:
         """True if attending to the latent vectors costs less than making keys and values of them."""
