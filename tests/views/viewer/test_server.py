@@ -331,7 +331,7 @@ def test_other_hosts_are_asked_for_by_name_and_warned_about(tape):
     with told, pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1"):  # an address that no machine has
         Viewer([Capture(tape, "x")], host="192.0.2.1")
     for host in ("", "0.0.0.0", "::"):
-        with pytest.raises(ValueError, match="host must be a single address that browsers can open"):
+        with pytest.raises(ValueError, match="host must be a single address that clients can open"):
             Viewer([Capture(tape, "x")], host=host)
 
 
