@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.decode import beam, greedy, score
+from regard.decode import beam, greedy, sample, score
 from regard.models import Gpt, GptConfig
 from regard.models.pretrained import load
 from tests.decode.tiny_generators import END, LENGTHS, NEW, VOCABULARY, cut, gpt, prompts
@@ -147,9 +147,43 @@ def test_attention_that_is_not_there_is_refused():
     assert model_of("rotary").watched().names == ("self.0", "self.1")
 
 
-def test_prompts_padded_on_the_right_are_refused():
-    with pytest.raises(ValueError, match="source must be padded on the left"):
-        model_of("rotary").start((torch.zeros(2, 5, dtype=torch.long), torch.tensor([5, 3])))
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_may_be_padded_anywhere(kind):
+    model, ids, more = model_of(kind), torch.randint(0, 23, (3, 9)), torch.randint(0, 23, (3, 4))
+    keep = torch.rand(3, 9) < 0.6
+    keep[0] = torch.arange(9) < 5
+    logits, _ = model.step(more, model.start((ids, keep)))
+    for row in range(3):
+        close(logits[row], model(torch.cat((ids[row, keep[row]], more[row]))[None])[0, -4:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_of_different_lengths_are_decoded_as_if_each_stood_alone(kind):
+    model = model_of(kind)
+    prompts = [torch.randint(3, 23, (n,)).tolist() for n in (9, 1, 4, 14)]
+    limits = {"end": 0, "max_length": 9}
+    alone = [greedy(model, None, [prompt], **limits)[0].tokens for prompt in prompts]
+    assert [one.tokens for one in greedy(model, None, prompts, **limits)] == alone
+    alone = [[x.tokens for x in sample(model, None, [p], seed=5 + n, **limits)[0]] for n, p in enumerate(prompts)]
+    assert [[x.tokens for x in each] for each in sample(model, None, prompts, seed=5, **limits)] == alone
+    limits |= {"width": 3, "n_best": 2, "no_repeat": 2}
+    alone = [[x.tokens for x in beam(model, None, [p], **limits)[0]] for p in prompts]
+    assert [[x.tokens for x in each] for each in beam(model, None, prompts, **limits)] == alone
+    targets = [[[4, 5, 6], [7]]] * 4
+    ranked = score(model, None, prompts, targets)
+    for found, p in zip(ranked, prompts, strict=True):
+        (one,) = score(model, None, [p], targets[:1])
+        close(torch.tensor([x.score for x in found]), torch.tensor([x.score for x in one]))
+
+
+def test_prompts_of_different_lengths_are_read_in_one_pass_without_padding(monkeypatch):
+    model, read = model_of("rotary"), []
+    embed = model.tokens.forward
+    monkeypatch.setattr(model.tokens, "forward", lambda ids: (read.append(tuple(ids.shape)), embed(ids))[1])
+    greedy(model, None, [[3, 4, 5, 6, 7], [8], [9, 10]], end=None, max_length=2)
+    assert read == [(1, 4 + 0 + 1), (3, 1), (3, 1)]
 
 
 def test_loss_is_that_of_each_token_but_the_first_and_of_no_padding():

@@ -10,6 +10,7 @@ from torch import nn
 
 from regard import (
     Alibi,
+    Bias,
     Causal,
     Dense,
     Diagonal,
@@ -24,6 +25,7 @@ from regard import (
     Softmax,
     Tapered,
     Window,
+    attend,
 )
 from regard.nn import (
     Attention,
@@ -32,6 +34,7 @@ from regard.nn import (
     FeedForward,
     KVCache,
     LearnedSink,
+    PackedLengths,
     RMSNorm,
     Rotary,
     SegmentMemory,
@@ -166,7 +169,7 @@ def test_forks_and_selections_see_what_they_were_given_and_nothing_else(window, 
         last = torch.full((2, 1, 1, 3), 0.5)
         seen = whole[n] if window is None else whole[n][:, :, max(0, whole[n].shape[2] - window + 1) :]
         assert cache.length == whole[n].shape[2]
-        assert torch.equal(cache.joined(last), torch.cat((seen, last), 2))
+        assert torch.equal(cache.join(last), torch.cat((seen, last), 2))
 
 
 def test_a_fork_copies_nothing_until_a_second_one_writes():
@@ -257,7 +260,7 @@ def test_another_batch_in_the_same_cache_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="the cache holds v"):
         cache.append(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 5))
     with pytest.raises(ValueError, match="the cache holds k"):
-        cache.joined(torch.zeros(2, 1, 3, 4, dtype=D))
+        cache.join(torch.zeros(2, 1, 3, 4, dtype=D))
     assert cache.length == 3
     assert cache.append(torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 1, 4))[0].shape[2] == 4
 
@@ -406,3 +409,118 @@ def test_lengths_of_unsigned_bytes_go_with_a_window():
         with torch.no_grad():
             found.append([layer(x[:, n : n + 1], cache=cache, keep=padding[n]) for n in range(6)])
     assert all(map(torch.equal, *found))
+
+
+RELATIVE = [name for name in LAYERS if name not in ("prefix", "global", "rule")]
+STARTS = (6, 0, 9, 1)
+
+
+@pytest.mark.parametrize("block", [None, 1, 4])
+@pytest.mark.parametrize("name", RELATIVE)
+def test_texts_in_one_row_become_rows_of_a_cache_that_go_on_as_if_each_stood_alone(name, block):
+    layer, packed = layer_of(name), PackedLengths(torch.tensor(STARTS), width=11)
+    cache = KVCache(window=layer.new_cache().window, block=block)
+    texts, x = torch.randn(1, sum(STARTS), 16, dtype=D), torch.randn(4, 5, 16, dtype=D)
+    out = layer(texts, cache=cache.prompts(packed))
+    assert cache.length == 11
+    assert cache.lengths.tolist() == list(STARTS)
+    A = layer.weights(x[:, :2], cache=cache)
+    steps = torch.cat([layer(x[:, :2], cache=cache), *(layer(x[:, n : n + 1], cache=cache) for n in range(2, 5))], 1)
+    for row, (text, first) in enumerate(zip(texts[0].split(STARTS), out[0].split(STARTS), strict=True)):
+        alone = layer(torch.cat((text, x[row]))[None])[0]
+        close(torch.cat((first, steps[row])), alone)
+        if layer.slots is None:
+            hidden = layer.weights(torch.cat((text, x[row, :2]))[None])[0, :, -2:]
+            keys = min(A.shape[-1], hidden.shape[-1])
+            close(A[row, :, :, A.shape[-1] - keys :], hidden[..., hidden.shape[-1] - keys :])
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("block", [None, 3])
+def test_rows_may_grow_by_different_numbers_of_tokens(window, block):
+    mask = Causal() if window is None else Causal() & Window(window)
+    cache, q = KVCache(window=window, block=block), torch.randn(3, 2, 20, 8, dtype=D)
+    k, v = torch.randn(2, 3, 2, 20, 8, dtype=D)
+    done = torch.zeros(3, dtype=torch.long)
+    for lengths in ((4, 2, 0), (1, 1, 1), (3, 0, 5), (0, 1, 0), (2, 2, 2)):
+        n, new = max(lengths), torch.tensor(lengths)
+        at = (done[:, None] + torch.arange(n)).clamp(max=19)[:, None, :, None].expand(-1, 2, -1, 8)
+        found_k, found_v = cache.append(k.gather(2, at), v.gather(2, at), lengths=new)
+        offset = found_k.shape[2] - new
+        here = mask if cache.padding() is None else mask & cache.padding()
+        out = attend(q.gather(2, at), found_k, found_v, mask=here, offset=offset)
+        done = done + new
+        for row, (m, end) in enumerate(zip(lengths, done.tolist(), strict=True)):
+            part = (x[row : row + 1, :, :end] for x in (k, v))
+            alone = attend(q[row : row + 1, :, end - m : end], *part, mask=mask)
+            close(out[row, :, :m], alone[0])
+    assert cache.length == done.max()
+    expected = None if done.unique().numel() == 1 else done.tolist()
+    assert (None if cache.lengths is None else cache.lengths.tolist()) == expected
+
+
+def test_selected_rows_keep_their_lengths_and_share_one_mask():
+    caches = [KVCache(), KVCache()]
+    for cache in caches:
+        cache.append(*torch.randn(2, 3, 1, 5, 4), lengths=torch.tensor([5, 2, 3]))
+    rows = torch.tensor([1, 1, 2])
+    chosen = caches[0].select(rows)
+    assert chosen.lengths.tolist() == [2, 2, 3]
+    assert repr(chosen) == "KVCache(lengths=[2, 2, 3])"
+    assert chosen.starts is caches[0].starts.select(rows)
+    assert caches[0].select(torch.arange(3)).starts is caches[0].starts
+    assert caches[0].lengths.tolist() == [5, 2, 3]
+
+
+def test_rows_of_different_lengths_do_not_know_where_keys_stood():
+    cache = KVCache()
+    cache.append(*torch.zeros(2, 2, 4, 5, 4, dtype=D), lengths=torch.tensor([5, 2]))
+    x = torch.randn(2, 1, 16, dtype=D)
+    for options in ({"mask": Causal() | Prefix(2)}, {"mask": Causal(), "bias": Bias.of(lambda b, h, i, j: j * 0.1)}):
+        layer = Attention(16, 4, **options).to(D).requires_grad_(False)
+        with pytest.raises(ValueError, match=r"begin at different entries, but .* depends on them; decode rows one"):
+            layer(x, cache=cache)
+        with pytest.raises(ValueError, match="depends on them"):
+            layer(x.view(1, 2, 16), cache=KVCache().prompts(PackedLengths(torch.tensor([1, 1]))))
+    layer = Attention(16, 4, mask=Causal()).to(D).requires_grad_(False)
+    with pytest.raises(ValueError, match="knows the length of each row; pass no keep"):
+        layer(x, cache=cache, keep=torch.tensor([6, 3]))
+    assert cache.lengths.tolist() == [5, 2]
+
+
+def test_wrong_lengths_are_refused():
+    k = torch.zeros(2, 1, 3, 4)
+    for lengths in ([3], [4, 1], [-1, 2]):
+        with pytest.raises(ValueError, match=r"lengths must be one number per row, from 0 to 3, for 2 rows, got"):
+            KVCache().append(k, k, lengths=torch.tensor(lengths))
+    cache = KVCache()
+    cache.append(k, k)
+    with pytest.raises(ValueError, match=r"prompts begin a cache, got KVCache\(length=3\)"):
+        cache.prompts(PackedLengths(torch.tensor([1])))
+    with pytest.raises(ValueError, match="the texts have 3 tokens together, got 2"):
+        KVCache().prompts(PackedLengths(torch.tensor([1, 2]))).padding(2)
+    with pytest.raises(ValueError, match="a cache keeps no gradients"):
+        KVCache().append(k.requires_grad_(), k, lengths=torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "rotary window"])
+@settings(max_examples=6)
+@given(sizes=CUTS)
+def test_a_cache_in_blocks_gives_what_any_cache_gives(name, sizes):
+    layer = layer_of(name)
+    x = torch.randn(2, N, 16, dtype=D)
+    cache = KVCache(window=layer.new_cache().window, block=4)
+    close(torch.cat([layer(x[:, chunk], cache=cache) for chunk in chunks(sizes)], 1), layer(x))
+
+
+def test_beams_share_the_blocks_of_their_prompt():
+    cache = KVCache(block=4)
+    cache.append(*torch.randn(2, 1, 1, 10, 2))
+    beams = cache.select(torch.zeros(5, dtype=torch.long))
+    assert len(beams._buffer.blocks) == 3
+    k, _ = beams.append(*torch.randn(2, 5, 1, 1, 2))
+    assert len(beams._buffer.blocks) == 2 + 5  # each continues in its own copy of the last block
+    assert len(cache._buffer.blocks) == 3
+    assert (k[0, 0, :10] == k[4, 0, :10]).all()
+    assert (k[0, 0, 10] != k[4, 0, 10]).all()
+    assert repr(beams) == "KVCache(length=11, block=4)"

@@ -15,10 +15,12 @@ from regard.nn import (
     FeedForward,
     GatedFeedForward,
     LearnedDot,
+    PackedLengths,
     PostNorm,
     PreNorm,
     RMSNorm,
     Rotary,
+    fast_decode,
 )
 from regard.nn.fast_decode import FastSteps
 
@@ -76,16 +78,19 @@ def test_a_token_at_a_time_equals_the_whole_pass(make):
     torch.testing.assert_close(torch.cat(steps, 1), block(x), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["as GPT-2", "as Llama", "a window"])
-def test_padding_and_positions_are_those_of_the_block(name):
-    block = ENCODERS[name]()
-    keep = torch.arange(TOKENS) >= torch.tensor([0, 2, 1, 4, 0])[:, None]
-    x, given = torch.randn(ROWS, TOKENS, DIM, dtype=torch.double), [block.attention.new_cache() for _ in range(2)]
-    for n in range(TOKENS):
-        positions = (keep[:, : n + 1].sum(1, keepdim=True) - 1).clamp(min=0)
-        options = {"keep": keep[:, : n + 1], "positions": positions}
-        step = FastSteps([block]).steps()[0](x[:, n : n + 1], **options, cache=given[0])
-        torch.testing.assert_close(step, block(x[:, n : n + 1], **options, cache=given[1]), rtol=0, atol=1e-12)
+@pytest.mark.parametrize("per_call", [fast_decode.HIDDEN_PER_CALL, 0])
+@pytest.mark.parametrize("name", ["as GPT-2", "as Llama", "a window", "one key head"])
+def test_rows_of_different_lengths_go_on_as_if_each_stood_alone(name, per_call, monkeypatch):
+    monkeypatch.setattr(fast_decode, "HIDDEN_PER_CALL", per_call)  # 0: one call of the kernel for each row
+    block, packed = ENCODERS[name](), PackedLengths(torch.tensor([5, 2, 0, 1, 7]))
+    texts = torch.randn(1, 15, DIM, dtype=torch.double)
+    x, cache = torch.randn(ROWS, TOKENS, DIM, dtype=torch.double), block.attention.new_cache()
+    block(texts, cache=cache.prompts(packed))
+    (step,) = FastSteps([block]).steps()
+    steps = torch.cat([step(x[:, n : n + 1], cache=cache) for n in range(TOKENS)], 1)
+    for row, text in enumerate(texts[0].split(packed.lengths)):
+        alone = block(torch.cat((text, x[row]))[None])[0, -TOKENS:]
+        torch.testing.assert_close(steps[row], alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("padding", [None, torch.tensor([4, 1]), torch.arange(4) < torch.tensor([[2], [4]])])

@@ -787,13 +787,115 @@ def test_weights_come_back_from_pickle_and_from_a_file(tmp_path):
         assert repr(again) == repr(A)
 
 
-@pytest.mark.parametrize("name", ["sum", "mean", "argmax", "detach"])
+@pytest.mark.parametrize("name", ["sum", "mean", "argmax", "abs"])
 def test_what_a_tensor_has_and_weights_have_not_is_told(name):
     A = weights(*torch.randn(2, 1, 2, 5, 4))
     told = rf"Weights has no {name}: .*received\(\), .*pool\(rows, cols\).*; of a small one write A\.dense\(\)\.{name}"
     with pytest.raises(AttributeError, match=told):
         getattr(A, name)
     assert not hasattr(A, name)
+
+
+def test_len_ndim_and_size_are_those_of_the_matrix():
+    A = weights(*torch.randn(2, 3, 2, 5, 4))
+    D = A.dense()
+    assert (len(A), A.ndim, A.size(), A.size(-1)) == (len(D), D.ndim, D.size(), D.size(-1))
+    assert [part.shape for part in A] == [part.shape for part in D]
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(A)
+
+
+def test_detached_weights_are_lazy_and_give_no_gradients():
+    q, k = torch.randn(2, 1, 2, 6, 4, requires_grad=True)
+    sink = torch.zeros(2, requires_grad=True)
+    A = weights(q, k, normalize=SinkSoftmax(sink))
+    free = A.detach()
+    assert not free.entropy().requires_grad
+    assert A.entropy().requires_grad
+    close(free.dense(), A.dense().detach())
+
+
+def test_weights_move_to_a_dtype_and_remember_where_they_are():
+    q, k = torch.randn(2, 2, 2, 6, 4)
+    A = weights(q, k, mask=Causal(), bias=Alibi(slopes=torch.ones(2)), offset=(0, 3))
+    A.entropy()
+    assert A.to("cpu") is A.to(q) is A
+    double = A.to(torch.float64)
+    assert double.dtype == torch.float64
+    close(double.dense(), A.dense().double(), atol=1e-6, rtol=0)
+    assert A.to("cpu", dtype=torch.float64).dtype == torch.float64
+    with pytest.raises(TypeError, match=r"write A\.dense\(\)\.to\(torch\.int32\)"):
+        A.to(torch.int32)
+    with pytest.raises(AttributeError, match=r"write A\.to\(device\) or A\.to\(dtype\)"):
+        A.cpu()
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="another device")
+def test_weights_move_to_another_device():
+    q, k = torch.randn(2, 2, 2, 6, 4)
+    A = weights(q, k, mask=Padding([6, 3]), offset=(0, 3)).select(heads=1)
+    A.entropy()
+    there = A.to(torch.accelerator.current_accelerator())
+    close(there.dense().cpu(), A.dense())
+
+
+class TestScores:
+    """A.scores: the scores before the normalizer, with bias and mask."""
+
+    @pytest.mark.parametrize("lead", [(2,), (3, 2)])
+    def test_they_are_written_out_of_queries_keys_and_bias(self, lead):
+        q, k = torch.randn(*lead, 4, 7, 8).double(), torch.randn(*lead, 2, 9, 8).double()
+        bias = torch.randn(7, 9).double()
+        A = weights(q, k, mask=Causal(), bias=Added(bias), normalize=Sparsemax())
+        hidden = torch.arange(9) > torch.arange(7)[:, None] + 2
+        want = q @ k.repeat_interleave(2, -3).mT / 8**0.5 + bias
+        want = want.masked_fill(hidden, -torch.inf)
+        close(A.scores.dense(), want)
+        close(A.scores[..., 1:3, [4, 0]], want[..., 1:3, [4, 0]])
+        close(A.scores[0, ..., -1], want[0, ..., -1])
+        assert A.scores.shape == A.shape
+        assert repr(A.scores) == f"{A!r}.scores"
+
+    def test_the_normalizer_makes_the_weights_of_them(self):
+        A = build("entmax")
+        close(A.call.normalize.weigh(A.scores.dense(), A.call.whole())[0], A.dense())
+
+    def test_parts_have_the_gradient_of_the_whole_matrix(self):
+        x = Maker(grad=True)
+        q, k, bias = x(2, 4, 7, 8), x(2, 2, 9, 8), x(4, 7, 9)
+        A = weights(q, k, mask=Window(3), bias=Added(bias), score=Dot(cap=2.0))
+        found = torch.autograd.grad(A.scores[0, 2:, 3, 3:8].square().sum(), (q, k, bias))
+        s = 2 * torch.tanh(q @ k.repeat_interleave(2, 1).mT / 8**0.5 / 2) + bias
+        seen = (torch.arange(9) - torch.arange(7)[:, None] - 2).abs() < 3
+        assert seen[3, 3:8].all()
+        want = torch.autograd.grad(s[0, 2:, 3, 3:8].square().sum(), (q, k, bias))
+        for one, other in zip(found, want, strict=True):
+            close(one, other)
+
+    def test_what_hidden_keys_hold_reaches_neither_scores_nor_gradients(self):
+        q, k = torch.randn(1, 2, 6, 4, requires_grad=True), torch.randn(1, 2, 6, 4)
+        k[:, :, 4] = torch.nan
+        A = weights(q, k, mask=Causal())
+        part = A.scores[:, :, :4]
+        assert part.isneginf().equal(torch.ones(1, 2, 4, 6).triu(1).bool())
+        (grad,) = torch.autograd.grad(part[:, :, :, :1].sum(), q)
+        assert grad.isfinite().all()
+        few = weights(q[:, :, :1], torch.cat([k, torch.full((1, 2, 300, 4), torch.nan)], 2), mask=Window(2), offset=0)
+        assert few.scores[..., 2:].isneginf().all()  # tiles that no query sees
+
+    def test_a_part_of_a_long_matrix_stays_below_the_limit(self):
+        A = weights(*torch.zeros(2, 1, 1, 2**16, 1))
+        assert A.scores[0, 0, 5, -3:].tolist() == [0.0, 0.0, 0.0]
+        for ask in (A.scores.dense, lambda: A.scores[...]):
+            with pytest.raises(ValueError, match=r"more than limit='1GB'"):
+                ask()
+
+    def test_changed_tensors_are_noticed(self):
+        q, k = torch.randn(2, 1, 1, 6, 8)
+        scores = weights(q, k).scores
+        k.mul_(2)
+        with pytest.raises(RuntimeError, match="was changed in place"):
+            scores[0]
 
 
 def test_what_neither_has_is_missing_as_ever():

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..checks import check_int
 
+PAD = -1  # no token: before the first one of a row that is shorter than others
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -104,11 +106,15 @@ class Limits:
 
 
 def forbid_repeats(logits: Tensor, history: Tensor, n: int) -> Tensor:
-    """Return logits with -inf for each token that would complete an n-gram that the row has already read."""
+    """Return logits with -inf for each token that would complete an n-gram that the row has already read.
+
+    Rows are padded on the left with `PAD`.
+    """
     if history.shape[1] < n:
         return logits.clone()
     grams = history.unfold(1, n, 1)  # rows grams n
     tail = history[:, history.shape[1] - n + 1 :]
     seen = (grams[..., :-1] == tail[:, None]).all(-1)
-    bound = torch.where(seen, -math.inf, math.inf).to(logits.dtype)
-    return logits.scatter_reduce(1, grams[..., -1], bound, "amin")
+    last = grams[..., -1]
+    bound = torch.where(seen & (last != PAD), -math.inf, math.inf).to(logits.dtype)
+    return logits.scatter_reduce(1, last.clamp(min=0), bound, "amin")

@@ -30,7 +30,9 @@ class Frontier:
         self.trace = Trace()
         self.attention: dict[str, Tensor] = {}
         self._stepper = stepper
-        self._state: Any = given.begin(stepper, source) if len(given.common) else None
+        self._state: Any = None
+        if len(given.common):
+            given, self._state = given.begin(stepper, source)
         self._tokens = given.common[:, -1]
         self._history = given.common
         self._rest, self._skip = given.rest, given.late  # per sentence

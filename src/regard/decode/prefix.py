@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .stepper import Stepper, read, rows_of
+from .constraints import PAD
+from .stepper import Stepper, read, read_rows, rows_of
 
 POSITIONS_PER_PIECE = 1024  # bounds the logits over the vocabulary that are held at once while a prefix is read
 
@@ -18,9 +19,12 @@ Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class TargetPrefix:
-    """Prefix tokens: `common`, the first n of every row, and `rest`, the others of longer rows."""
+    """Prefix tokens: `common`, the first n of every row, and `rest`, the others of longer rows.
 
-    common: Tensor  # b n
+    The last of `common` is read by the first step, those of `rest` by the steps after it.
+    """
+
+    common: Tensor  # b n, padded with PAD on the left
     rest: Tensor  # b m, padded with 0 on the right
     late: Tensor  # b, the number of tokens of `rest` in each row
 
@@ -43,17 +47,32 @@ class TargetPrefix:
             torch.tensor([len(row) - n for row in rows], device=rows[0].device),
         )
 
-    def begin(self, stepper: Stepper, source: Any) -> Any:
-        """Return the state after all common tokens but the last, which the first step reads."""
+    @property
+    def rows(self) -> list[Tensor]:
+        """The tokens of each row."""
+        late = self.late.tolist()
+        return [torch.cat((row, more[:n])) for row, more, n in zip(self.common, self.rest, late, strict=True)]
+
+    def begin(self, stepper: Stepper, source: Any) -> tuple[TargetPrefix, Any]:
+        """Return the state before the first step, and the prefix that is left to read, whose `common` is read but one.
+
+        Rows of different lengths are read at once if there is no source and the stepper can.
+        """
         state = stepper.start(source)
         if (rows := rows_of(state)) is not None and rows != len(self.common):
             raise ValueError(
                 f"prefix must have a row for each row of the source, got {len(self.common)} rows and a source of "
                 f"{rows}; write prefix=[[start]] * {rows}"
             )
+        if source is None and self.rest.shape[1]:
+            given = self.rows
+            after = read_rows(stepper, [row[:-1] for row in given], state)
+            if after is not None:
+                whole = torch.nn.utils.rnn.pad_sequence(given, True, PAD, "left")
+                return TargetPrefix(whole, self.rest[:, :0], torch.zeros_like(self.late)), after
         for piece in pieces(self.common[:, :-1]):
             state = read(stepper, piece, state)
-        return state
+        return self, state
 
 
 def pieces(tokens: Tensor) -> Sequence[Tensor]:

@@ -45,6 +45,7 @@ def score(
         ) from None
     if not chosen:
         return [[] for _ in targets]
+    given, state = given.begin(stepper, source)
     rest = [row[:late] for row, late in zip(given.rest.tolist(), given.late.tolist(), strict=True)]
     last = given.common[:, -1].tolist()
     texts = [[last[row], *rest[row], *tokens] for row, tokens in zip(owners, chosen, strict=True)]
@@ -52,7 +53,7 @@ def score(
     device = given.common.device
     # Padding is read after the tokens of a shorter text and does not change their scores.
     read = torch.tensor([text + text[:1] * (longest - len(text)) for text in texts], device=device)
-    state = given.begin(stepper, source).select(torch.tensor(owners, device=device))
+    state = state.select(torch.tensor(owners, device=device))
     gains, attention = _read(stepper, read, state)
 
     hypotheses: list[list[Hypothesis]] = [[] for _ in targets]

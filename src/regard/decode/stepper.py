@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -36,7 +37,8 @@ class Stepper(Protocol):
     model may store the keys of its source once per source row, with the beam in the dim of the queries.
 
     A stepper may also have `read(tokens, state) -> state`, for tokens `(rows, n)`: a step without logits, as for a long
-    prompt.
+    prompt; and `read_rows(rows, state) -> state` for a list with the tokens of each row, of different lengths, after
+    `start(None)`.
     """
 
     def start(self, source: Any) -> Any:
@@ -58,6 +60,12 @@ def read(stepper: Stepper, tokens: Tensor, state: Any) -> Any:
     """Return the state after tokens `(rows, n)`, without logits if the stepper has `read`."""
     read = getattr(stepper, "read", None)
     return stepper.step(tokens, state)[1] if read is None else read(tokens, state)
+
+
+def read_rows(stepper: Stepper, rows: Sequence[Tensor], state: Any) -> Any:
+    """Return the state after the tokens of each row, of different lengths; None if the stepper has no `read_rows`."""
+    read = getattr(stepper, "read_rows", None)
+    return None if read is None else read(rows, state)
 
 
 def rows_of(state: Any) -> int | None:

@@ -29,11 +29,13 @@ from ..nn import (
     GatedFeedForward,
     KVCache,
     LearnedPositions,
+    PackedLengths,
     PreNorm,
     Rotary,
     TokenEmbedding,
     positions_of,
 )
+from ..nn.cache import PackedPrompts
 from ..nn.dropout import Dropout
 from ..nn.fast_decode import FastSteps, Step
 from ..nn.linear import linear, project
@@ -184,8 +186,8 @@ class Gpt(nn.Module):
 
     `keep` is lengths `(b,)` or keep `(b, n)`, True = a real token, on either side: positions count real tokens only.
 
-    A stepper for `regard.decode`. Either the prompts are the prefix and the source is None; or, to read prompts of
-    different lengths at once, the source is all but their last tokens, padded on the left: ids, or (ids, keep).
+    A stepper for `regard.decode`. Either the prompts are the prefix, of any lengths, and the source is None; or the
+    source is all but their last tokens: ids, or (ids, keep). Padding is not computed.
     """
 
     def __init__(self, config: GptConfig) -> None:
@@ -226,21 +228,25 @@ class Gpt(nn.Module):
     def start(self, source: Tensor | tuple[Tensor, Padded] | None = None) -> GptState:
         """Return the state before the first token, after reading the prompts of `source` if any."""
         caches = tuple(block.attention.new_cache() for block in self.blocks)
-        rows, keep = None, None
+        rows = None
         if source is not None:
             ids, given = source if isinstance(source, tuple) else (source, None)
             check_token_rows("source", ids)
-            keep = None if given is None else keep_of(given, ids)
-            # A prompt of one token, which is the prefix, leaves a row of padding alone.
-            if keep is not None and not bool((keep[:, -1:] | ~keep.any(1, keepdim=True)).all()):
-                raise ValueError(
-                    "source must be padded on the left, so that new tokens follow each prompt; pass (ids, keep) "
-                    "with the padding before the ids of each row"
-                )
-            if ids.shape[1]:
-                self._read(ids, keep, caches)
             rows = len(ids)
-        return GptState(caches=caches, fast=FastSteps(self.blocks), keep=keep, rows=rows)
+            keep = None if given is None else keep_of(given, ids)
+            if keep is not None and not bool(keep.all()):
+                if bool(keep.any()):
+                    self._read_packed(ids[keep], keep.sum(1), caches, width=ids.shape[1])
+            elif ids.shape[1]:
+                self._read(ids, None, caches)
+        return GptState(caches=caches, fast=FastSteps(self.blocks), rows=rows)
+
+    def read_rows(self, rows: Sequence[Int[Tensor, " n"]], state: GptState) -> GptState:
+        """Return the state after a different number of tokens for each row, of a state that has read none."""
+        caches = tuple(cache.fork() for cache in state.caches)
+        lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
+        self._read_packed(torch.cat(tuple(rows)), lengths, caches)
+        return replace(state, caches=caches, rows=len(rows))
 
     def step(
         self, tokens: Int[Tensor, " rows *n"], state: GptState
@@ -262,44 +268,55 @@ class Gpt(nn.Module):
     ) -> tuple[Float[Tensor, "rows n dim"], GptState]:
         """Read tokens; return their hidden states, and the state after the last."""
         caches = tuple(cache.fork() for cache in state.caches)  # the caller may step from its state again
-        keep = None if state.keep is None else torch.cat((state.keep, state.keep.new_ones(tokens.shape)), 1)
-        x, attention = self._read(tokens, keep, caches, watch=state.watch, blocks=blocks)
-        return x, replace(state, caches=caches, keep=keep, attention=attention)
+        x, attention = self._read(tokens, None, caches, watch=state.watch, blocks=blocks)
+        return x, replace(state, caches=caches, attention=attention)
+
+    def _read_packed(
+        self,
+        ids: Int[Tensor, " tokens"],
+        lengths: Int[Tensor, " b"],
+        caches: Sequence[KVCache],
+        *,
+        width: int | None = None,
+    ) -> None:
+        """Read texts that follow each other, of these lengths, as the first tokens of the rows of the caches."""
+        packed = PackedLengths(lengths, width=width)
+        self._read(ids[None], None, [cache.prompts(packed) for cache in caches])
 
     def _read(
         self,
         ids: Int[Tensor, "b n"],
-        keep: Bool[Tensor, "b all"] | None,
-        caches: Sequence[KVCache] = (),
+        keep: Bool[Tensor, "b n"] | None,
+        caches: Sequence[KVCache | PackedPrompts] = (),
         *,
         watch: Sequence[str] = (),
         blocks: Sequence[Step] | None = None,
     ) -> tuple[Float[Tensor, "b n dim"], dict[str, Tensor]]:
         """Return the hidden states of ids that follow what the caches hold, and the attention of the `watch`ed layers.
 
-        `keep` covers the tokens of the caches and of ids. `blocks` are functions that compute what the blocks do, as
-        `FastSteps` returns for a step of decoding; the blocks themselves unless given.
+        `keep` is True for real tokens, for texts that are read at once. `blocks` are functions that compute what the
+        blocks do, as `FastSteps` returns for a step of decoding; the blocks themselves unless given.
         """
-        start = caches[0].length if caches else 0
-        end = start + ids.shape[1]
+        n = ids.shape[1]
         attention: dict[str, Tensor] = {}
         # i: the new tokens; j: all tokens so far; h heads of width d, dim = h * d unless head_dim says otherwise
-        positions = torch.arange(start, end, device=ids.device) if keep is None else positions_of(keep)[:, start:]
+        if caches:
+            positions = caches[0].positions(n, ids.device)
+        else:
+            positions = torch.arange(n, device=ids.device) if keep is None else positions_of(keep)
         x = self.tokens(ids)  # b i dim
         if self.positions is not None:
             x = x + self.positions(positions)  # (b) i dim
         x = self.dropout(x)
         steps: Sequence[Step] = blocks or self.blocks
-        for n, block in enumerate(steps):
-            options: dict[str, Any] = {
-                "keep": keep,  # b j
-                "positions": positions,  # (b) i
-                "cache": caches[n] if caches else None,
-            }
-            if f"self.{n}" in watch:
-                normed = cast(PreNorm, self.blocks[n].around_attention).norm(x)
-                A = self.blocks[n].attention.weights(normed, **options)[...]  # b h i j
-                attention[f"self.{n}"] = F.pad(A, (end - A.shape[-1], 0))  # keys outside of a window get 0
+        for layer, block in enumerate(steps):
+            options: dict[str, Any] = {"positions": positions}  # (b) i
+            options |= {"cache": caches[layer]} if caches else {"keep": keep}
+            if f"self.{layer}" in watch:
+                normed = cast(PreNorm, self.blocks[layer].around_attention).norm(x)
+                A = self.blocks[layer].attention.weights(normed, **options)[...]  # b h i j
+                end = caches[layer].length + n
+                attention[f"self.{layer}"] = F.pad(A, (end - A.shape[-1], 0))  # keys outside of a window get 0
             # x + attention: q b h i d, k and v b h j d, softmax(q k^T / sqrt(d)) b h i j, back to b i dim;
             # then x + feed-forward: b i dim -> b i hidden -> b i dim
             x = block(x, **options)
@@ -308,19 +325,17 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GptState(CachedState):
-    """The state of a `Gpt`, one row per hypothesis; `keep` is True for real tokens, None if all are real.
+    """The state of a `Gpt`, one row per hypothesis.
 
     `rows` is the number of prompts read, or of rows selected since; None if there were no prompts.
     """
 
-    keep: Bool[Tensor, "rows n"] | None = None
     rows: int | None = None
 
     def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
         """Return the state of these rows, in this order; a row may repeat."""
-        keep = None if self.keep is None else self.keep.index_select(0, rows)
         caches = tuple(cache.select(rows) for cache in self.caches)
-        return replace(self, caches=caches, keep=keep, rows=len(rows), attention={})
+        return replace(self, caches=caches, rows=len(rows), attention={})
 
 
 def _block(config: GptConfig) -> EncoderBlock:

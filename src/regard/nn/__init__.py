@@ -34,6 +34,7 @@ from .recurrent import (
     LuongAttention,
     Memory,
 )
+from .row_starts import PackedLengths
 from .vision import CBAM, PatchEmbedding, SelectiveKernel, SelfAttention2d, SqueezeExcite
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "Memory",
     "MemorySlots",
     "Modulate",
+    "PackedLengths",
     "PatchEmbedding",
     "PostNorm",
     "PreNorm",

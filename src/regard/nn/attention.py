@@ -16,11 +16,11 @@ from ..ops.terms.biases import Bias
 from ..ops.terms.masks import Padding
 from ..ops.terms.masks.mask_algebra import Mask
 from ..ops.terms.normalizers import Normalizer
-from ..ops.terms.reach import look_back, reads_key_positions
+from ..ops.terms.reach import depends_on_distance_only, look_back, reads_key_positions
 from ..ops.terms.scores import Score
 from ..ops.terms.term import Term
 from ..ops.weights import Weights
-from .cache import KeyValues, KVCache
+from .cache import KeyValues, KVCache, PackedPrompts
 from .core import Core
 from .learned_terms import fill, slot
 from .linear import project
@@ -112,14 +112,15 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
         positions: Int[Tensor, "*b new"] | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PackedPrompts | None = None,
     ) -> Float[Tensor, "b i dim"]:
         """Queries from x, keys from `context` (x if absent), values from `values` (`context` if absent).
 
         A query sees a key if the layer's mask, the mask of the call and `keep` (lengths, or True = a real key)
         all allow it. `positions`, for rotary layers, are the positions of the keys; those of x are the last of them.
         By default they count from 0, or from the length of the cache. With a cache, the keys of earlier calls come
-        first, x follows them, and `keep` covers both.
+        first, x follows them, and `keep` covers both. A cache whose rows have different lengths hides what lies
+        before each row; `cache.prompts` reads texts that follow each other in one row.
         """
         q, k = self._queries_and_keys(x, context, positions, cache)
         v = self._values(x, context, values)
@@ -131,7 +132,7 @@ class Attention(nn.Module):
             k, v = self.slots(k, v)
         x = project(self.out, self.core(q, k, v, **terms).transpose(1, 2).flatten(2))  # b h i e -> b i (h e) -> b i dim
         if cache is not None and grown is not None:
-            cache.become(grown)
+            cache.become(grown)  # type: ignore[arg-type]
         return x
 
     @with_argument_hints(CALLS, renamed=KEEP)
@@ -143,13 +144,13 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         keep: Bool[Tensor, "b j"] | Int[Tensor, " b"] | None = None,
         positions: Int[Tensor, "*b new"] | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PackedPrompts | None = None,
     ) -> Weights:
         """Return the lazy weights of the same call; the cache is read and not changed."""
         q, k = self._queries_and_keys(x, context, positions, cache)
         terms = self._terms(mask, _padding_of(keep, context), x.shape[1], k.shape[2], cache)
         if cache is not None:
-            k = cache.joined(k)
+            k = cache.join(k)
         if self.slots is not None:
             k = self.slots.after_keys(k)
         return weights(q, k, **terms)
@@ -203,10 +204,19 @@ class Attention(nn.Module):
         return ", ".join(shown + [f"{name}={term!r}" for name, term in terms.items() if isinstance(term, Term)])
 
     def _queries_and_keys(
-        self, x: Tensor, context: Tensor | KeyValues | None, positions: Tensor | None, cache: KVCache | None
+        self,
+        x: Tensor,
+        context: Tensor | KeyValues | None,
+        positions: Tensor | None,
+        cache: KVCache | PackedPrompts | None,
     ) -> tuple[Tensor, Tensor]:
         """Return queries (b h i d) and the new keys (b g j d): projected, normalized, rotated."""
         _check_tokens("x", x, self.query.in_features)
+        if x.is_nested and (self.rotary is not None or self.slots is not None or cache is not None):
+            raise ValueError(
+                "nested tensors go through layers without rotary=, slots= and caches; write x.to_padded_tensor(0.0) "
+                "and keep=lengths"
+            )
         if cache is not None and context is not None:
             raise ValueError(
                 "a cache is for self-attention; for another sequence write layer(x, layer.remember(context))"
@@ -218,7 +228,9 @@ class Attention(nn.Module):
         k = self._keys(x if context is None else context)
         if self.rotary is None:
             return q, k
-        positions = _key_positions(positions, x.shape[1], k, 0 if cache is None else cache.length)
+        if positions is None and cache is not None:
+            positions = cache.positions(k.shape[2], k.device)
+        positions = _key_positions(positions, x.shape[1], k)
         angles = self.rotary.angles(k, positions)
         q = self.rotary.rotate(q, *(part[..., k.shape[2] - x.shape[1] :, :] for part in angles))
         return q, self.rotary.rotate(k, *angles)
@@ -239,15 +251,27 @@ class Attention(nn.Module):
         _check_tokens("values", values, self.value.in_features)
         return _split(project(self.value, values), self.kv_heads)
 
-    def _terms(self, mask: Mask | None, keep: Tensor | None, i: int, new: int, cache: KVCache | None) -> dict[str, Any]:
+    def _terms(
+        self,
+        mask: Mask | None,
+        keep: Tensor | None,
+        i: int,
+        new: int,
+        cache: KVCache | PackedPrompts | None,
+    ) -> dict[str, Any]:
         """Return the terms for i queries and `new` keys behind those of the cache, and the offset of the queries."""
         past, before = (0, 0) if cache is None else (cache.kept, cache.length)
-        mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new
+        mask, bias, j = _both(fill(self.mask), mask), fill(self.bias), past + new if past else new
         score, normalize = fill(self.score), fill(self.normalize)
-        if cache is not None and cache.window is not None:
+        hidden = None
+        if cache is not None and cache.is_relative:
             _check_cache(cache, mask, score, bias, normalize)
+            hidden = cache.padding(new)
         if keep is not None:
-            mask = _both(mask, padding_of_last_keys(keep, j, before + new))
+            if hidden is not None:
+                raise ValueError(f"{cache!r} knows the length of each row; pass no keep with it")
+            hidden = padding_of_last_keys(keep, j, before + new)
+        mask = mask if hidden is None else _both(mask, hidden)
         terms = {"score": score, "mask": mask, "bias": bias, "normalize": normalize}
         if self.slots is None:
             return terms
@@ -264,18 +288,22 @@ def _both(layer: Mask | None, call: Mask | None) -> Mask | None:
     return layer if call is None else call if layer is None else layer & call
 
 
-def _check_cache(cache: KVCache, mask: Mask | None, *others: Term | None) -> None:
-    reach = look_back(mask)
-    if reach is None or cache.window is None or reach >= cache.window:
-        raise ValueError(
-            f"{cache!r} forgets keys that mask={mask!r} may still see; pass cache=KVCache(), which forgets none"
-        )
-    for term in others:
-        if reads_key_positions(term):
+def _check_cache(cache: KVCache | PackedPrompts, mask: Mask | None, *others: Term | None) -> None:
+    """Raise unless the terms depend on distances alone: the cache no longer knows the positions of its entries."""
+    if cache.window is not None:
+        reach = look_back(mask)
+        if reach is None or reach >= cache.window:
             raise ValueError(
-                f"{cache!r} forgets keys, so positions of the others are lost, but {term!r} depends on them; "
-                "pass cache=KVCache(), which forgets none"
+                f"{cache!r} forgets keys that mask={mask!r} may still see; pass cache=KVCache(), which forgets none"
             )
+        why, step = "forgets keys, so positions of the others are lost", "pass cache=KVCache(), which forgets none"
+    else:
+        why, step = "has rows of different lengths, which begin at different entries", "decode rows one at a time"
+    reading = [term for term in others if reads_key_positions(term)]
+    if mask is not None and not depends_on_distance_only(mask):
+        reading.append(mask)
+    if reading:
+        raise ValueError(f"{cache!r} {why}, but {reading[0]!r} depends on them; {step}")
 
 
 def _padding_of(keep: Tensor | None, context: Tensor | KeyValues | None) -> Tensor | None:
@@ -297,14 +325,14 @@ def padding_of_last_keys(keep: Tensor, j: int, seen: int) -> Padding:
     return Padding(keep[:, seen - j :])
 
 
-def _key_positions(positions: Tensor | None, i: int, k: Tensor, start: int) -> Tensor:
+def _key_positions(positions: Tensor | None, i: int, k: Tensor) -> Tensor:
     j = k.shape[2]
     if j < i:
         raise ValueError(
             f"with rotary= queries take the last key positions, got {i} queries and {j} keys; pass more keys"
         )
     if positions is None:
-        return torch.arange(start, start + j, device=k.device)
+        return torch.arange(j, device=k.device)
     if positions.shape[-1] != j:
         raise ValueError(
             f"positions must hold one position for each of the {j} new keys, got shape {tuple(positions.shape)}"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..checks import check_int
-from ..ops.terms.masks import Padding
+from ..ops.terms.masks import Documents, Padding
+from .cache_blocks import BlockTable
+from .row_starts import PackedLengths, RowStarts
 
 
 class KVCache:
@@ -26,51 +29,113 @@ class KVCache:
     >>> k.shape, cache
     (torch.Size([1, 2, 6, 8]), KVCache(length=6))
 
-    `window` is the number of keys, its own included, that a query may see: the cache forgets older ones. `append`
-    returns views of the cache. A cache keeps no gradients.
+    Rows may have different lengths. They end together, so shorter rows begin later, and `padding` hides what lies
+    before them.
+
+    >>> cache = KVCache()
+    >>> k, v = cache.append(torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 8), lengths=torch.tensor([5, 3]))
+    >>> cache, cache.padding(new=0).keys[1].tolist()
+    (KVCache(lengths=[5, 3]), [False, False, True, True, True])
+
+    `window` is the number of keys, its own included, that a query may see: the cache forgets older ones. With `block`,
+    entries are stored in blocks of that many tokens, which rows share after `select` until they differ, as the beams
+    of one prompt do: memory for the tokens there are, at the price of one copy at each step. `append` returns views of
+    the cache, or that copy. A cache keeps no gradients.
     """
 
-    def __init__(self, *, window: int | None = None) -> None:
-        if window is not None:
-            check_int("window", window, least=1)
+    def __init__(self, *, window: int | None = None, block: int | None = None) -> None:
+        for name, value in (("window", window), ("block", block)):
+            if value is not None:
+                check_int(name, value, least=1)
         self.window = window
-        self.length = 0  # tokens so far, which is the position of the next one
-        self._buffer: _Buffer | None = None
+        self.block = block
+        self.length = 0  # tokens so far of the longest row, which is the position of its next one
+        self.starts: RowStarts | None = None  # None if all rows have the same length
+        self._buffer: _Buffer | BlockTable | None = None
         self._end = 0  # this cache has the entries of the buffer before here
+        self._shown = 0  # entries that the last call of `append` returned
 
     @property
     def kept(self) -> int:
         """Number of tokens so far that the next one may see."""
         return self._end if self.window is None else min(self._end, self.window - 1)
 
+    @property
+    def lengths(self) -> Int[Tensor, " b"] | None:
+        """Number of tokens of each row; None if all have `length`."""
+        return None if self.starts is None else self.length - self.starts.starts
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether entries are not at their positions: the cache forgets old ones, or rows begin at different ones."""
+        return self.window is not None or self.starts is not None
+
+    def padding(self, new: int | None = None) -> Padding | None:
+        """Return the mask of the keys that the last `append` returned, or that the next one of `new` tokens will.
+
+        It hides what lies before the rows; None if nothing does.
+        """
+        if self.starts is None:
+            return None
+        n = self._shown if new is None else self.kept + new
+        return self.starts.padding(self.length + (new or 0) - n, n)
+
+    def positions(self, new: int, device: torch.device) -> Int[Tensor, "*b new"]:
+        """Return the positions of the next `new` tokens, of each row if their lengths differ."""
+        following = torch.arange(self.length, self.length + new, device=device)
+        return following if self.starts is None else following - self.starts.starts[:, None]
+
     def append(
-        self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]
+        self,
+        k: Float[Tensor, "b g n d"],
+        v: Float[Tensor, "b g n e"],
+        *,
+        lengths: Int[Tensor, " b"] | None = None,
     ) -> tuple[Float[Tensor, "b g j d"], Float[Tensor, "b g j e"]]:
-        """Add the keys and values of the next tokens; return all that their queries may see, oldest first."""
+        """Add the keys and values of the next tokens; return all that their queries may see, oldest first.
+
+        With `lengths`, only the first `lengths[r]` tokens of row r are new, and the others are ignored. Their queries
+        are at the last `lengths[r]` of the returned keys: `attend(..., offset=k.shape[2] - lengths)`.
+        """
         if self._buffer is not None:
             for name, new, old in zip("kv", (k, v), self._buffer.read(0, 0), strict=True):
                 _check_fits(name, new, old)
         if k.dtype != v.dtype:
             raise ValueError(f"k and v must have the same dtype, got {k.dtype} and {v.dtype}; write v.to(k.dtype)")
-        return self.extend(torch.cat((k, v), -1), k.shape[3])
+        both = torch.cat((k, v), -1)
+        if lengths is None:
+            return self.extend(both, k.shape[3])
+        if lengths.shape != k.shape[:1] or int(lengths.min()) < 0 or int(lengths.max()) > k.shape[2]:
+            raise ValueError(
+                f"lengths must be one number per row, from 0 to {k.shape[2]}, for {k.shape[0]} rows, "
+                f"got {lengths.tolist()}"
+            )
+        return self._extend_rows([row[:, :n] for row, n in zip(both, lengths.tolist(), strict=True)], k.shape[3])
 
     def extend(
         self, both: Float[Tensor, "b g n d_and_e"], d: int
     ) -> tuple[Float[Tensor, "b g j d"], Float[Tensor, "b g j e"]]:
         """Append keys and values that are one tensor, the first d features being keys."""
-        if torch.is_grad_enabled() and both.requires_grad:
-            raise ValueError("a cache keeps no gradients, got keys that require them; decode under torch.no_grad()")
-        n, kept, buffer = both.shape[2], self.kept, self._buffer
-        if buffer is not None:
-            _check_fits("keys and values", both, buffer.both)
-        if buffer is None or buffer.written != self._end or self._end + n > buffer.both.shape[2]:
-            buffer = self._move(both, d)
-        buffer.write(self._end, both)
+        _check_no_gradients(both)
+        n, kept = both.shape[2], self.kept
+        if self._buffer is not None:
+            _check_fits("keys and values", both, self._buffer)
+        buffer = self._with_space(both, d, kept).write(self._end, both)
+        self._buffer, self._shown = buffer, kept + n
         self._end += n
         self.length += n
         return buffer.read(self._end - n - kept, kept + n)
 
-    def joined(self, k: Float[Tensor, "b g n d"]) -> Float[Tensor, "b g j d"]:
+    def prompts(self, packed: PackedLengths) -> PackedPrompts:
+        """Return the cache to pass with texts that follow each other in one row, `layer(x, cache=cache.prompts(p))`.
+
+        The texts become the rows of this cache, which must be empty, and see nothing of each other.
+        """
+        if self.length:
+            raise ValueError(f"prompts begin a cache, got {self!r}; start a new KVCache, or append(k, v, lengths=...)")
+        return PackedPrompts(self, packed)
+
+    def join(self, k: Float[Tensor, "b g n d"]) -> Float[Tensor, "b g j d"]:
         """Return the keys that `append` would return, in a new tensor, without changing the cache."""
         if self._buffer is None:
             return k
@@ -81,32 +146,130 @@ class KVCache:
     def select(self, rows: Int[Tensor, " rows"]) -> KVCache:
         """Return a cache of these batch rows, in this order; a row may repeat, as in beam search."""
         other = self.fork()
-        if self._buffer is not None:
+        other.starts = None if self.starts is None else self.starts.select(rows)
+        if isinstance(self._buffer, BlockTable):
+            other._buffer = self._buffer.select(rows)
+        elif self._buffer is not None:
             other._buffer = self._buffer.select(rows, self._end - self.kept, self.kept)
             other._end = self.kept
         return other
 
     def fork(self) -> KVCache:
         """Return a second cache with the same entries, without a copy; either appends without changing the other."""
-        other = KVCache(window=self.window)
-        other.length, other._buffer, other._end = self.length, self._buffer, self._end
+        other = KVCache(window=self.window, block=self.block)
+        other.become(self)
         return other
 
     def become(self, other: KVCache) -> None:
         """Take over the entries of a fork of this cache that grew, so that a call that raises changes nothing."""
-        self.length, self._buffer, self._end = other.length, other._buffer, other._end
+        self.length, self.starts, self._buffer = other.length, other.starts, other._buffer
+        self._end, self._shown = other._end, other._shown
 
     def __repr__(self) -> str:
-        return f"KVCache(length={self.length}{'' if self.window is None else f', window={self.window}'})"
+        shown = f"length={self.length}" if self.lengths is None else f"lengths={self.lengths.tolist()}"
+        options = {"window": self.window, "block": self.block}
+        return f"KVCache({shown}{''.join(f', {name}={x}' for name, x in options.items() if x is not None)})"
 
-    def _move(self, both: Tensor, d: int) -> _Buffer:
-        """Move the entries in sight to a new buffer, with space for the next tokens."""
-        n, kept = both.shape[2], self.kept
-        buffer = _Buffer.like(both, d, max(64, kept + n + (kept + n if self.window is None else self.window)))
-        if self._buffer is not None:
-            buffer.write(0, self._buffer.both.narrow(2, self._end - kept, kept))
-        self._buffer, self._end = buffer, kept
-        return buffer
+    def _with_space(self, both: Tensor, d: int, kept: int) -> _Buffer | BlockTable:
+        """Return the storage with space for the next tokens; `_end` becomes the place of the first of them."""
+        buffer = self._buffer
+        if self.block is not None:
+            assert not isinstance(buffer, _Buffer)
+            gone = (self._end - kept) // self.block
+            self._end -= gone * self.block
+            return BlockTable.empty(both, d, self.block) if buffer is None else buffer.without_first(gone)
+        assert not isinstance(buffer, BlockTable)
+        if buffer is not None and buffer.written == self._end and self._end + both.shape[2] <= buffer.both.shape[2]:
+            return buffer
+        moved = _Buffer.like(both, d, self._space(kept + both.shape[2]))
+        if buffer is not None:
+            moved.write(0, buffer.both.narrow(2, self._end - kept, kept))
+        self._end = kept
+        return moved
+
+    def _space(self, n: int) -> int:
+        """Entries of a new buffer that n of them go to."""
+        return max(64, n + (n if self.window is None else self.window))
+
+    def _extend_rows(
+        self, parts: Sequence[Float[Tensor, "g n d_and_e"]], d: int, packed: PackedLengths | None = None
+    ) -> tuple[Float[Tensor, "b g j d"], Float[Tensor, "b g j e"]]:
+        """Append parts of different lengths, one to each row, in new storage where rows end together again.
+
+        `packed` holds their lengths if they begin the cache, so that the caches of all layers share its tensors.
+        """
+        _check_no_gradients(parts[0])
+        kept, new = self.kept, max(part.shape[1] for part in parts)
+        first = self.length - kept  # the entry at which the kept ones begin
+        begun = [0] * len(parts) if self.starts is None else [max(0, n - first) for n in self.starts.numbers]
+        if packed is None:
+            added = torch.tensor([part.shape[1] for part in parts], device=parts[0].device)
+            total = added + (self.length if self.lengths is None else self.lengths)
+            length = int(total.max())
+            starts, end = RowStarts(length - total), min(length, kept + new)
+        else:
+            starts, length, end = packed.starts, packed.width, packed.width
+        g, _, width = parts[0].shape
+        both = parts[0].new_zeros(len(parts), g, end, width)
+        past = None if self._buffer is None else torch.cat(self._buffer.read(self._end - kept, kept), -1)
+        for row, (part, start) in enumerate(zip(parts, begun, strict=True)):
+            at = end - part.shape[1]
+            both[row, :, at:] = part
+            if past is not None:
+                both[row, :, at - (kept - start) : at] = past[row, :, start:]
+        if self.block is None:
+            self._buffer = _Buffer.like(both, d, self._space(end)).write(0, both)
+        else:
+            self._buffer = BlockTable.empty(both, d, self.block).write(
+                0, both, [n - (length - end) for n in starts.numbers]
+            )
+        self.starts = starts if starts.last else None
+        self.length, self._end, self._shown = length, end, end
+        return self._buffer.read(0, end)
+
+
+class PackedPrompts:
+    """An empty cache that gets texts which follow each other in one row; each becomes a row of the cache.
+
+    `Attention` takes it in place of the cache. It hides the texts from each other and counts positions within each.
+    """
+
+    window = None
+    length = kept = 0
+    is_relative = True
+
+    def __init__(self, cache: KVCache, packed: PackedLengths) -> None:
+        self._cache, self._packed = cache, packed
+
+    def padding(self, new: int) -> Documents:
+        """Return the mask under which a text sees nothing of the others."""
+        if new != len(self._packed.texts):
+            raise ValueError(f"the texts have {len(self._packed.texts)} tokens together, got {new}")
+        return self._packed.mask
+
+    def positions(self, new: int, device: torch.device) -> Int[Tensor, "1 new"]:
+        """Return the position of each token in its text."""
+        return self._packed.positions[None]
+
+    def append(
+        self, k: Float[Tensor, "1 g n d"], v: Float[Tensor, "1 g n e"]
+    ) -> tuple[Float[Tensor, "1 g n d"], Float[Tensor, "1 g n e"]]:
+        """Give the tokens to the rows of the cache; return them as they are, which is what their queries may see."""
+        parts = torch.cat((k, v), -1)[0].split(self._packed.lengths, 1)
+        self._cache._extend_rows(parts, k.shape[3], self._packed)
+        return k, v
+
+    def join(self, k: Float[Tensor, "1 g n d"]) -> Float[Tensor, "1 g n d"]:
+        """Return k: the keys that `append` would return."""
+        return k
+
+    def fork(self) -> PackedPrompts:
+        """Return the same for a fork of the cache."""
+        return PackedPrompts(self._cache.fork(), self._packed)
+
+    def become(self, other: PackedPrompts) -> None:
+        """Take over the entries of a fork."""
+        self._cache.become(other._cache)
 
 
 @dataclass
@@ -123,6 +286,16 @@ class _Buffer:
     widths: tuple[int, int]  # d e
     written: int = 0
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """b g d_and_e."""
+        b, g, _, width = self.both.shape
+        return b, g, width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.both.dtype
+
     @staticmethod
     def like(both: Tensor, d: int, space: int, rows: int | None = None) -> _Buffer:
         b, g, _, width = both.shape
@@ -130,10 +303,11 @@ class _Buffer:
             buffer = both.new_empty(b if rows is None else rows, g, space, width)
         return _Buffer(buffer, (d, width - d))
 
-    def write(self, first: int, both: Tensor) -> None:
+    def write(self, first: int, both: Tensor) -> _Buffer:
         n = both.shape[2]
         self.both.narrow(2, first, n).copy_(both)
         self.written = first + n
+        return self
 
     def read(self, first: int, n: int) -> tuple[Tensor, Tensor]:
         k, v = self.both.narrow(2, first, n).split_with_sizes(self.widths, 3)
@@ -147,8 +321,14 @@ class _Buffer:
         return other
 
 
-def _check_fits(name: str, new: Tensor, old: Tensor) -> None:
-    (b, g, _, d), (new_b, new_g, _, new_d) = old.shape, new.shape
+def _check_no_gradients(x: Tensor) -> None:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ValueError("a cache keeps no gradients, got keys that require them; decode under torch.no_grad()")
+
+
+def _check_fits(name: str, new: Tensor, old: Tensor | _Buffer | BlockTable) -> None:
+    b, g, d = old.shape[:2] + old.shape[-1:]
+    new_b, new_g, _, new_d = new.shape
     if b != new_b or g != new_g or d != new_d or old.dtype != new.dtype:
         raise ValueError(
             f"the cache holds {name} with b g d = {(b, g, d)} of {old.dtype}, got {(new_b, new_g, new_d)} of "

@@ -16,14 +16,15 @@ from operator import attrgetter, contains, is_, itemgetter
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .. import torch_internals
+from ..ops.backends.torch_kernels import run_fused
 from ..ops.operator import attend
-from ..ops.terms.masks import Causal, Padding, Window
+from ..ops.terms.masks import Causal, Window
 from ..ops.terms.masks.mask_algebra import Mask, conjuncts
-from .attention import Attention, padding_of_last_keys
+from .attention import Attention
 from .blocks import DecoderBlock, EncoderBlock
 from .cache import KeyValues, KVCache
 from .core import Core
@@ -31,7 +32,9 @@ from .feedforward import FeedForward, GatedFeedForward
 from .linear import current_product
 from .norms import PostNorm, PreNorm
 from .prepacked import PrepackedWeights, is_plain_tensor
+from .row_starts import RowStarts
 
+HIDDEN_PER_CALL = 2**15  # numbers of hidden keys that take about as long as one more call of the kernel
 Map = Callable[[Tensor], Tensor]
 Step = Callable[..., Tensor]
 TRAINING, VERSION = itemgetter("training"), attrgetter("_version")
@@ -67,7 +70,6 @@ class FastSteps:
             return None
         if self._compiled is None or not self._compiled.is_current():
             self._compiled = CompiledSteps(self._blocks)
-        self._compiled.padding = None
         return None if self._compiled.needs_modules() else self._compiled.steps
 
 
@@ -82,7 +84,6 @@ class CompiledSteps:
         self._parts = list(self._find_parts())
         self._device = next((x.device.type for block in blocks for x in block.parameters()), "cpu")
         self._copied: list[Tensor] = []
-        self.padding: tuple[Tensor, int, Padding] | None = None  # (keep, keys kept, mask) of the current step
         try:
             self.steps: tuple[Step, ...] | None = tuple(self._compile_block(block) for block in blocks)
         except Unsupported:
@@ -122,13 +123,11 @@ class CompiledSteps:
         def step(
             x: Float[Tensor, "rows 1 dim"],
             *,
-            keep: Bool[Tensor, "rows j"] | Int[Tensor, " rows"] | None = None,
             positions: Int[Tensor, "*rows 1"] | None = None,
             cache: KVCache,
         ) -> Float[Tensor, "rows 1 dim"]:
-            mask = None if keep is None else self._padding_mask(keep, cache)
             x = x[:, 0]  # rows dim
-            x = again(around(x, lambda x: attention(x, cache, mask, positions)), inside)
+            x = again(around(x, lambda x: attention(x, cache, positions)), inside)
             return x[:, None]
 
         return step
@@ -140,18 +139,10 @@ class CompiledSteps:
 
         def step(x: Float[Tensor, "rows 1 dim"], source: KeyValues, *, cache: KVCache) -> Float[Tensor, "rows 1 dim"]:
             x = x[:, 0]  # rows dim
-            x = around(x, lambda x: attention(x, cache, None, None))
+            x = around(x, lambda x: attention(x, cache, None))
             return again(between(x, lambda x: cross(x, source)), inside)[:, None]
 
         return step
-
-    def _padding_mask(self, keep: Tensor, cache: KVCache) -> Padding:
-        """Return the padding of the keys in sight; the first block of a step builds it, the others share it."""
-        memo, kept = self.padding, cache.kept
-        if memo is None or memo[0] is not keep or memo[1] != kept:
-            memo = keep, kept, padding_of_last_keys(keep, kept + 1, cache.length + 1)
-            self.padding = memo
-        return memo[2]
 
     def _compile_self_attention(self, layer: Attention) -> Step:
         """Return attention of one token per row to all that its cache holds, the token itself included."""
@@ -164,8 +155,8 @@ class CompiledSteps:
         heads, groups, d = layer.heads, layer.kv_heads, layer.head_dim
         widths = (heads * d, 2 * groups * d)
 
-        def attention(x: Tensor, cache: KVCache, mask: Mask | None, positions: Tensor | None) -> Tensor:
-            b = x.shape[0]
+        def attention(x: Tensor, cache: KVCache, positions: Tensor | None) -> Tensor:
+            b, starts, first = x.shape[0], cache.starts, cache.length - cache.kept
             q, both = query(x).split_with_sizes(widths, 1)  # b (h d), b (g 2 d)
             q, both = q.view(b, heads, 1, d), both.view(b, groups, 1, 2 * d)  # b h i d, b g j 2d
             if is_changed:
@@ -174,13 +165,14 @@ class CompiledSteps:
                     q, k = query_norm(q), key_norm(k)
                 if rotary is not None:
                     if positions is None:
-                        positions = torch.arange(cache.length, cache.length + 1, device=x.device)
+                        positions = cache.positions(1, x.device)
                     angles = rotary.angles(k, positions)
                     q, k = rotary.rotate(q, *angles), rotary.rotate(k, *angles)
                 k, v = cache.append(k, v)
             else:
                 k, v = cache.extend(both, d)
-            return out((kernel(q, k, v) if mask is None else attend(q, k, v, mask=mask)).reshape(b, heads * d))
+            y = kernel(q, k, v) if starts is None else attend_from(starts, first, q, k, v)
+            return out(y.reshape(b, heads * d))
 
         return attention
 
@@ -241,6 +233,38 @@ def cross_attention(layer: Attention) -> Step:
         return out((y.transpose(1, 2) if is_shared else y).reshape(rows, heads * d))
 
     return attention
+
+
+def attend_from(
+    starts: RowStarts, first: int, q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g j d"], v: Float[Tensor, "b g j d"]
+) -> Float[Tensor, "b h 1 d"]:
+    """Return attention of one token per row to the keys of a cache whose rows begin at `starts`, from `first` on.
+
+    What lies before a row is 0 and cannot leak, so on the CPU the kernel gets the mask without further checks; or, if
+    much lies there, it runs once for each row, without a mask.
+    """
+    (b, g, j, d), scale = k.shape, q.shape[-1] ** -0.5
+    if not q.is_cpu:
+        return attend(q, k, v, mask=starts.padding(first, j))
+    begun = [max(0, n - first) for n in starts.numbers]
+    if sum(begun) * g * d > HIDDEN_PER_CALL * b:
+        rows = [
+            run_fused(
+                q[n : n + 1],
+                k[n : n + 1, :, m:],
+                v[n : n + 1, :, m:],
+                scale=scale,
+                added=None,
+                causal=False,
+                dropout=0.0,
+            )[0]
+            for n, m in enumerate(begun)
+        ]
+        return torch.cat(rows)
+    added = starts.additive_mask(first, j, q.dtype)
+    if q.shape[1] == k.shape[1]:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added)
+    return run_fused(q, k, v, scale=scale, added=added, causal=False, dropout=0.0)[0]
 
 
 def kernel_for(layer: Attention) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

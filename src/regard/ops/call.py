@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -139,6 +139,20 @@ class Call:
         """Every tensor the weights depend on."""
         return [self.q, self.k, *(x for term in self.terms for x in term.tensors())]
 
+    def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> Call:
+        """The same attention over other tensors: `fn` of q, k and the tensors of the terms, without v."""
+        terms: Any = {name: None if term is None else term.map_tensors(fn) for name, term in self.slots.items()}
+        return replace(self, q=fn(self.q), k=fn(self.k), v=None, **terms)
+
+    def to(self, device: torch.device) -> Call:
+        """The same attention on a device."""
+
+        def move(x: Any) -> Any:
+            return x.to(device) if isinstance(x, Tensor) else x
+
+        moved: Any = {name: move(getattr(self, name)) for name in ("offset", "batch_ids", "head_ids", "row_ids")}
+        return replace(self.map_tensors(move), **moved)
+
     def whole(self) -> Block:
         """The matrix as a single block."""
         b, h, i, j = self.shape
@@ -209,6 +223,11 @@ class Call:
 def _is_floating(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor of dims b h {'i' if name == 'q' else 'j'} d, got {type(x).__name__}")
+    if x.is_nested:
+        raise TypeError(
+            f"{name} must be a tensor of texts of one length here, got a nested tensor, which attend alone takes; take "
+            f"a text, {name}.unbind()[0][None], or pad, {name}.to_padded_tensor(0.0) with mask=Padding(lengths)"
+        )
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; write {name}.float()")
     if x.ndim < 4:

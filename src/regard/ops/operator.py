@@ -14,6 +14,7 @@ from .backends import sdpa
 from .backends.masked_tile import attend_masked
 from .call import Call, Offset, no_autocast
 from .explanation import explain_call
+from .nested import attend_nested
 from .terms.biases import Bias
 from .terms.masks.mask_algebra import Mask
 from .terms.normalizers import Normalizer
@@ -89,6 +90,9 @@ def attend(
             out = attend_masked(q, k, v, mask, offset)
         if out is not None:
             return out
+    if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
+        options: Any = {"score": score, "bias": bias, "normalize": normalize, "dropout": dropout, "backend": backend}
+        return attend_nested(q, k, v, mask=mask, offset=offset, attend=attend, **options)
     call = Call.of(
         q,
         k,

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ from .blocks.block_reducer import Answer, BlockReducer
 from .blocks.pool_bins import Axis, How, Mesh, check_groups
 from .blocks.products import check_factor
 from .blocks.reduction import Reduction, has_row_statistic
-from .call import Call, no_autocast
+from .blocks.score_entries import score_entries
+from .call import FLOATS, Call, no_autocast
 from .checksums import row_and_column_sums
 from .divergence import Operand, Rows, divergence_of
 from .fused import kernel_reductions
@@ -43,6 +44,7 @@ from .memory_limit import LIMIT as LIMIT
 from .memory_limit import check_fits
 from .terms.coordinates import take_entries
 from .terms.normalizers import Normalizer, SinkSoftmax, Softmax, Tapered
+from .torch_functions import LazyMatrix
 from .torch_state import in_forward_mode, run_uncompiled
 
 MAX_MAP_CELLS = 512  # rows and columns of the map of a summary
@@ -111,6 +113,8 @@ def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
         object.__getattribute__(self, name)  # raises the usual AttributeError
     if name in ("mT", "transpose", "swapaxes", "permute", "t") and isinstance(self, Weights):
         raise AttributeError(f"Weights has no {name}; A.T is the transpose, lazy too: A.T @ x, A.T[...]")
+    if name in ("cpu", "cuda", "float", "double", "half", "bfloat16") and isinstance(self, Weights):
+        raise AttributeError(f"Weights has no {name}; write A.to(device) or A.to(dtype), lazy too")
     raise AttributeError(
         f"{type(self).__name__} has no {name}: the matrix is never stored. It has received(), entropy(), max(), "
         "distance(), topk(k), pool(rows, cols), mass(...), summary() and A @ v; of a small one write "
@@ -118,7 +122,7 @@ def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
     )
 
 
-class Weights:
+class Weights(LazyMatrix):
     """A = normalize(mask(score(q, k) + bias)), dims b h i j, computed on demand.
 
     >>> import torch
@@ -203,6 +207,51 @@ class Weights:
         array = self.dense().detach().cpu().numpy()
         return array if dtype is None else array.astype(dtype)
 
+    @property
+    def scores(self) -> ScoreMatrix:
+        """The scores before the normalizer, lazy too: `A.scores[0, 3, :16]`, hidden entries at -inf."""
+        return ScoreMatrix(self)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims: leading dims, then h i j."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("weights are neither true nor false; write A is None, or A.dense().any()")
+
+    @overload
+    def size(self, dim: None = None) -> torch.Size: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The shape, or its entry `dim`."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def detach(self) -> Weights:
+        """The same weights without gradients, lazy too."""
+        self._check_unchanged()
+        return Weights(self._call.map_tensors(Tensor.detach), self._statistic)
+
+    def to(self, target: torch.device | str | torch.dtype | Tensor, *, dtype: torch.dtype | None = None) -> Weights:
+        """The same weights on a device, or from q, k and terms of a floating dtype; lazy too, and itself if it is."""
+        self._check_unchanged()
+        call = self._call
+        wanted = torch.empty(0, dtype=call.q.dtype, device=self.device).to(target)
+        wanted = wanted if dtype is None else wanted.to(dtype)
+        if wanted.dtype not in FLOATS:
+            raise TypeError(f"weights have a floating dtype, got {wanted.dtype}; write A.dense().to({wanted.dtype})")
+        if wanted.device != self.device:
+            call = call.to(wanted.device)
+        if wanted.dtype != call.q.dtype:
+            call = call.map_tensors(lambda x: x.to(wanted.dtype) if x.is_floating_point() else x)
+            return Weights(call)
+        statistic = None if self._statistic is None else self._statistic.to(wanted.device)
+        return self if call is self._call else Weights(call, statistic)
+
     def __matmul__(self, x: Tensor) -> Tensor:
         """A @ x, x with dims b g j e (g, h or 1 heads), in the dtype of x; fused where a backend can."""
         if not isinstance(x, Tensor):
@@ -224,13 +273,7 @@ class Weights:
 
     def __getitem__(self, index: Any) -> Tensor:
         """A[index] as PyTorch would index the dense matrix, computing only the rows and keys it names."""
-        ids, rest = split_index(index, self.shape, self.device)
-        check_fits("this part of the matrix", math.prod(axis.numel() for axis in ids), self.dtype)
-        *lead, heads, rows, cols = ids
-        flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
-        batch = take_entries(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
-        part = self._entries(batch, heads, rows, cols)
-        return part.view(*(axis.numel() for axis in ids))[rest]
+        return self._part(index, self._entries)
 
     def select(
         self, batch: int | slice | list[int] | None = None, heads: int | slice | list[int] | None = None
@@ -457,6 +500,16 @@ class Weights:
     def _current_sums(self) -> list[tuple[Tensor, Tensor]]:
         return [(x, row_and_column_sums(x)) for x in self._call.tensors() if x.is_inference()]
 
+    def _part(self, index: Any, entries: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """The part that an index names, from a function that returns the entries where ids of each axis cross."""
+        ids, rest = split_index(index, self.shape, self.device)
+        check_fits("this part of the matrix", math.prod(axis.numel() for axis in ids), self.dtype)
+        *lead, heads, rows, cols = ids
+        flat = torch.arange(self._call.shape[0], device=self.device).view(self._call.lead)
+        batch = take_entries(flat, tuple(lead)).reshape(-1) if lead else flat.view(-1)
+        part = entries(batch, heads, rows, cols)
+        return part.view(*(axis.numel() for axis in ids))[rest]
+
     def _entries(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """The entries where those batch rows, heads, rows and keys cross: `batch heads rows cols`."""
         self._check_unchanged()
@@ -478,8 +531,50 @@ class Weights:
             )
 
 
-class Transposed:
+class ScoreMatrix:
+    """mask(score(q, k) + bias), the scores of `Weights` before their normalizer: dims b h i j, hidden entries -inf.
+
+    >>> import torch
+    >>> from regard import Causal, weights
+    >>> A = weights(*torch.randn(2, 1, 4, 5, 32), mask=Causal())
+    >>> A.scores[0, 0, 0].isneginf().tolist()
+    [False, True, True, True, True]
+    >>> torch.allclose(A.scores[0].softmax(-1), A[0], atol=1e-5)
+    True
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._weights.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    def __repr__(self) -> str:
+        return f"{self._weights!r}.scores"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """The scores that PyTorch would index in the dense matrix, differentiable in q, k and the terms."""
+        A = self._weights
+        A._check_unchanged()
+        return A._part(index, lambda batch, heads, rows, cols: score_entries(A.call.select(batch, heads, rows), cols))
+
+    def dense(self, limit: str = LIMIT) -> Tensor:
+        """All scores, if they take no more memory than `limit`."""
+        A = self._weights
+        check_fits("the dense matrix of scores", A.shape.numel(), A.dtype, limit)
+        A._check_unchanged()
+        return A._restore(score_entries(A.call, torch.arange(A.shape[-1], device=A.device)))
+
+
+class Transposed(LazyMatrix):
     """A.T: dims b h j i."""
+
+    is_transposed = True
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -496,6 +591,12 @@ class Transposed:
 
     def __repr__(self) -> str:
         return f"{self._weights!r}.T"
+
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        """x @ A.T, x with dims b h n j."""
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        return (self._weights @ x.mT).mT
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """A.T @ x, x with dims b g i e (g, h or 1 heads), in the dtype of A."""

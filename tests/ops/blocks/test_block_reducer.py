@@ -1,11 +1,12 @@
 """BlockReducer: every answer is that of the dense matrix, with a known statistic and without, on either backend."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from regard import Causal
+from regard import Causal, Window, weights
 from regard.ops.blocks import measures, prepared_call
 from regard.ops.blocks.block_reducer import BlockReducer
 from regard.ops.blocks.pool_bins import Axis, Mesh
@@ -119,3 +120,11 @@ def test_transforms_of_functions_are_refused_where_answers_are_written_in_place(
         torch.func.vmap(lambda x: reducer.topk(2)[0])(torch.ones(2))
     with pytest.raises(ValueError, match=r"torch.func cannot follow; pass weights\(..., backend='reference'\)"):
         torch.func.vmap(lambda x: reducer.measure(measures.entropy())[0])(torch.ones(2))
+
+
+def test_entries_of_a_hidden_key_are_zero_whatever_it_holds_also_for_few_queries():
+    q, k = torch.randn(1, 2, 2, 8), torch.randn(1, 2, 300, 8)
+    k[:, :, 3] = math.nan  # in a tile that no query sees
+    A = weights(q, k, mask=Causal() & Window(10))
+    A.entropy()  # leaves the row statistic
+    assert (A[..., :20] == 0).all()

@@ -7,7 +7,10 @@ import torch
 
 import regard as R
 from regard.ops.terms.biases import Bias
+from regard.ops.terms.normalizers import Normalizer
 from regard.ops.terms.reach import depends_on_distance_only, look_back, reads_key_positions
+from regard.ops.terms.scores import Score
+from regard.ops.terms.term import term
 
 CENTRED = R.Gaussian(torch.tensor(9.0), 2.0)
 BOUNDED = [
@@ -115,10 +118,23 @@ def test_weights_under_a_term_of_key_positions_change_without_the_first_keys(ter
     assert change_without_first_keys(**terms) > 1e-3
 
 
-def test_a_bias_that_is_not_known_to_read_distances_counts_as_reading_positions():
+def test_a_term_that_is_not_known_to_read_distances_counts_as_reading_positions():
     class Own(Bias):
         """A bias written by a user."""
 
+    @term
+    class Late(Normalizer):
+        """Weights that grow along the keys."""
+
+        def map(self, s, statistic, at):
+            return torch.sigmoid(s) * (1 + at.j)
+
+    class Shifted(Score):
+        """A score written by a user."""
+
     assert reads_key_positions(Own())
+    assert reads_key_positions(Late())
+    assert change_without_first_keys(normalize=Late()) > 1e-3
+    assert reads_key_positions(Shifted())
     assert reads_key_positions(R.Added(torch.zeros(9, 9)))
     assert not reads_key_positions(None)

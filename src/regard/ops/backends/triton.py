@@ -52,10 +52,10 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out.to(call.v.dtype), statistic
 
 
-def prepare_with_kernel(call: Call, statistic: Tensor | None = None) -> PreparedCall:
+def prepare_with_kernel(call: Call, statistic: Tensor | None = None, *, reads_hidden: bool = False) -> PreparedCall:
     """The prepared call, with additive scores computed by our kernel if it can."""
     kernel = isinstance(call.score, Additive) and call.backend in (None, name) and not (is_traced() or objections(call))
-    return replace(prepare(call, statistic), kernel=kernel)
+    return replace(prepare(call, statistic, reads_hidden=reads_hidden), kernel=kernel)
 
 
 MAX_STORED_SCORES = 2**24  # more scores than this are computed block by block

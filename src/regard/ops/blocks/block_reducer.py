@@ -9,10 +9,10 @@ from torch import Tensor
 from ..backends import reference
 from ..backends.triton import prepare_with_kernel
 from ..call import Call, no_autocast
-from ..torch_state import in_functorch, run_uncompiled
+from ..torch_state import in_functorch, is_traced, run_uncompiled
 from . import measures
 from .pool_bins import Mesh
-from .prepared_call import PreparedCall
+from .prepared_call import PreparedCall, is_safe
 from .products import transposed_product
 from .reduction import Reduction, evaluate
 
@@ -77,10 +77,14 @@ class BlockReducer:
         if self.statistic is not None and self.call.backend != "reference" and not self.call.records_gradients:
             with no_autocast(self.call.q.device):
                 prepared = self._prepare()
-                if prepared.nonfinite_keys is None:
+                if prepared.nonfinite_keys is None and self._are_safe(ids):
                     return measures.known_columns(prepared, ids)
         part, _ = replace(self, statistic=None).measure(measures.columns(ids, self.call.shape[3]))
         return part
+
+    def _are_safe(self, ids: Tensor) -> bool:
+        """True if these keys may be scored where a mask hides them; `prepare` looks at visible keys only."""
+        return self.call.mask is None or is_traced() or is_safe(self.call.k[:, :, ids])
 
     def _prepare(self) -> PreparedCall:
         return prepare_with_kernel(self.call, self.statistic)

@@ -78,15 +78,20 @@ class PreparedCall:
         return replace(self.whole, batch=batch, heads=heads, rows=rows, cols=cols)
 
 
-def prepare(call: Call, statistic: Tensor | None = None, *, finite: bool = False) -> PreparedCall:
-    """Do the work per token, in the dtype of accumulation. `finite`: the caller knows that every value is finite."""
+def prepare(
+    call: Call, statistic: Tensor | None = None, *, finite: bool = False, reads_hidden: bool = False
+) -> PreparedCall:
+    """Do the work per token, in the dtype of accumulation.
+
+    `finite`: the caller knows that every value is finite. `reads_hidden`: it also reads keys that no query sees.
+    """
     score = call.score
     if isinstance(score, Additive) and call.head_ids is not None:
         score = Additive(select_heads(score.u, 2, call.head_ids))
     # A hidden key must change nothing, NaN included. While PyTorch traces, values cannot be read.
-    may_skip_scan = (
-        finite or call.mask is None or is_traced() or has_no_values(call.q) or all_values_finite(call, keys_read(call))
-    )
+    keys = slice(None) if reads_hidden else keys_read(call)
+    unread = is_traced() or has_no_values(call.q)
+    may_skip_scan = finite or call.mask is None or unread or all_values_finite(call, keys)
     prepared = PreparedCall(
         call.q.to(call.dtype),
         call.k.to(call.dtype),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from .biases import Alibi, Bias, Relative, ScaledBias, Sum
 from .masks import Causal, Diagonal, Dilated, Window
 from .masks.mask_algebra import And, Mask, Not, Or
-from .normalizers import Tapered
-from .scores import FunctionScore, Location
+from .normalizers import Entmax, Hard, Normalizer, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
+from .scores import Additive, Bilinear, Cosine, Dot, Score
 from .term import Term
 
 
@@ -30,7 +30,10 @@ def depends_on_distance_only(mask: Mask) -> bool:
 
 
 def reads_key_positions(term: Term | None) -> bool:
-    """Return whether a term depends on absolute key positions, which a cache that forgets old keys does not know."""
+    """Return whether a term depends on absolute key positions, which a cache that forgets old keys does not know.
+
+    Any term of a user may.
+    """
     match term:
         case Sum():
             return reads_key_positions(term.left) or reads_key_positions(term.right)
@@ -40,8 +43,12 @@ def reads_key_positions(term: Term | None) -> bool:
             return reads_key_positions(term.inner) or reads_key_positions(term.taper)
         case Bias():
             return not isinstance(term, (Alibi, Relative))
+        case Normalizer():
+            return not isinstance(term, (Softmax, SinkSoftmax, Sigmoid, Entmax, Sparsemax, Hard))
+        case Score():
+            return not isinstance(term, (Dot, Cosine, Bilinear, Additive))
         case _:
-            return isinstance(term, (Location, FunctionScore))
+            return False
 
 
 def _look_back(mask: Mask) -> int | None:
