@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import Additive, Causal, Documents, Padding, Window, attend, weights
+from regard.decode import beam, greedy, sample
 from regard.ops.terms.masks.mask_algebra import Mask
 
-from .decoding import decoding, floor
+from .decoding import decoding, floor, ragged
 from .training import training
 from .watching import by_sdpa, encoder, watching, written_out
 
@@ -210,6 +211,7 @@ BOTH, PAST = Window(256), Causal() & Window(256)
 SDPA = "SDPA, dense mask"
 VISIBLE = "SDPA, visible keys"
 PEERS = ("regard", "generate")
+LENGTHS = "different lengths", "equal lengths"
 CONFORMANCE = "Dot- or Window or Additive-b or Causal-b or summary or received"
 EXPRESSION = "broadcast expression"
 
@@ -283,15 +285,28 @@ OPERATOR = [
     Case("additive, N doubled, memory", additive_doubling, "regard at 2048", "regard at 1024", 1 / 2.2, memory=True),
 ]
 
-DECODING = [
-    Case(f"{kind}, {rows} x {'greedy' if width == 1 else f'beam {width}'}", decoding(kind, rows, width), *PEERS, bar)
-    for kind in ("gpt2", "marian")
-    for rows, width, bar in ((1, 1, 1.5), (1, 5, 1.5), (16, 5, 1.0))
-] + [
-    # What no decoder can do without: how far the bar of greedy search is within reach on a machine.
-    Case(f"{kind}, 1 x greedy, its products alone", floor(kind), "products", "generate", None)
-    for kind in ("gpt2", "marian")
-]
+DECODING = (
+    [
+        Case(
+            f"{kind}, {rows} x {'greedy' if width == 1 else f'beam {width}'}", decoding(kind, rows, width), *PEERS, bar
+        )
+        for kind in ("gpt2", "marian")
+        for rows, width, bar in ((1, 1, 1.5), (1, 5, 1.5), (16, 5, 1.0))
+    ]
+    + [
+        Case(f"gpt2, 4 prompts of 4 to 28 tokens, {name}", ragged(search, **options), *LENGTHS, 0.95)
+        for name, search, options in (
+            ("greedy", greedy, {}),
+            ("sample", sample, {"seed": 0}),
+            ("beam 4", beam, {"width": 4}),
+        )
+    ]
+    + [
+        # What no decoder can do without: how far the bar of greedy search is within reach on a machine.
+        Case(f"{kind}, 1 x greedy, its products alone", floor(kind), "products", "generate", None)
+        for kind in ("gpt2", "marian")
+    ]
+)
 
 TRAINING = [
     Case("recurrent, Bahdanau's attention", training("JoeyNMT", "rnn"), "regard", "JoeyNMT", 1.5, speed=True),

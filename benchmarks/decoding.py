@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.decode import beam, greedy
+from regard.decode import beam, greedy, sample
 from regard.models.pretrained import load
 
 VOCABULARY, DIM, LAYERS, HEADS, READ, NEW = 32_000, 512, 6, 8, 16, 32
@@ -52,6 +52,31 @@ def decoding(kind: str, rows: int, width: int) -> Callable[[], dict[str, Callabl
                 f"error: {kind}, {rows} rows, beam {width}: other tokens than generate; nothing was measured"
             )
         return {"regard": regard, "generate": generate}
+
+    return build
+
+
+def ragged(search: Callable[..., Any], **options: Any) -> Callable[[], dict[str, Callable[[], object]]]:
+    """Calls that write 32 tokens after prompts of 4 to 28 tokens, and after as many of 16; alone each is the same."""
+
+    def build() -> dict[str, Callable[[], object]]:
+        _, ours = pair("gpt2")
+        torch.manual_seed(1)
+        lengths = (4, 10, 22, 28)
+        uneven = [torch.randint(3, VOCABULARY, (n,)).tolist() for n in lengths]
+        even = [torch.randint(3, VOCABULARY, (sum(lengths) // len(lengths),)).tolist() for _ in lengths]
+
+        def write(prompts: list[list[int]], **changed: Any) -> list[Any]:
+            return search(ours, None, prompts, end=None, max_length=NEW, **(options | changed))
+
+        def tokens(found: list[Any]) -> list[Any]:
+            return [x[0].tokens if isinstance(x, list) else x.tokens for x in found]
+
+        seeds: list[dict[str, int]] = [{"seed": n} if search is sample else {} for n in range(len(uneven))]
+        alone = [write([prompt], **seed)[0] for prompt, seed in zip(uneven, seeds, strict=True)]
+        if tokens(write(uneven)) != tokens(alone):
+            raise SystemExit("error: prompts of different lengths: other tokens than one by one; nothing was measured")
+        return {"different lengths": lambda: write(uneven), "equal lengths": lambda: write(even)}
 
     return build
 

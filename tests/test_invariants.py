@@ -524,3 +524,48 @@ def test_every_term_is_drawn_by_some_property():
     covered_elsewhere = {"Near", "Summary", "Weights"}
     terms = {name for name in R.__all__ if name[0].isupper()}
     assert terms - covered_elsewhere == set(drawn.split())
+
+
+@given(
+    worlds(
+        masks=st.just(None),
+        scores=st.sampled_from([None, R.Dot(0.7), R.Dot(cap=2.0), R.Cosine(0.3), "additive", "bilinear"]),
+        normalizers=st.just(None),
+        biases=st.just(None),
+        j=SEEN,
+    ),
+    st.data(),
+)
+def test_parts_of_the_keys_merge_into_the_whole(world, data):
+    cut = data.draw(st.integers(0, world.k.shape[2]))
+    outs, statistics = [], []
+    for keys in (slice(0, cut), slice(cut, None)):
+        A = world.weights(k=world.k[:, :, keys], offset=0)
+        outs.append(A @ world.v[:, :, keys])
+        statistics.append(A.lse)
+    out, lse = R.merge(outs, statistics)
+    whole = world.weights()
+    torch.testing.assert_close(out, whole @ world.v)
+    torch.testing.assert_close(lse, whole.lse)
+
+
+@given(
+    worlds(
+        scores=st.sampled_from([None, R.Dot(0.7), R.Dot(cap=2.0), R.Cosine(0.3), "additive", "bilinear", "function"]),
+        normalizers=st.sampled_from([None, R.SinkSoftmax(0.3), R.Sigmoid(-1.0), R.Sparsemax(), R.Entmax(1.4)]),
+        biases=st.sampled_from([None, "alibi", "t5", "shaw", "function"]),
+        i=SEEN,
+        j=SEEN,
+    ),
+    st.data(),
+)
+def test_texts_of_a_nested_tensor_are_attended_as_if_each_stood_alone(world, data):
+    texts = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4))
+    texts[0] = (max(1, texts[0][0]), max(1, texts[0][1]))  # an empty nested tensor has no width
+    torch.manual_seed(0)
+    q = [torch.randn(n, world.q.shape[1], world.q.shape[3], dtype=D) for n, _ in texts]
+    k, v = ([torch.randn(n, x.shape[1], x.shape[3], dtype=D) for _, n in texts] for x in (world.k, world.v))
+    given = (torch.nested.nested_tensor(x, layout=torch.jagged).transpose(1, 2) for x in (q, k, v))
+    for out, *text in zip(attend(*given, **world.terms).unbind(), q, k, v, strict=True):
+        alone = attend(*(x.transpose(0, 1)[None] for x in text), **world.terms)
+        torch.testing.assert_close(out, alone[0])

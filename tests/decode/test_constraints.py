@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regard.decode.constraints import PAD, forbid_repeats
 from tests.decode.searches import END, MODELS, MOST, ROWS, starts
 from tests.decode.steppers import Table, flat
 
@@ -108,3 +109,12 @@ def test_without_an_end_every_hypothesis_is_as_long_as_it_may_be(search, model):
 def test_limits_say_what_they_cannot_do(search, limits, error, message):
     with pytest.raises(error, match=message):
         search(*MODELS["table"], starts(), **({"end": END, "max_length": MOST} | limits))
+
+
+def test_the_padding_of_a_short_prompt_forbids_no_token():
+    history = torch.tensor([[PAD, PAD, 3], [2, 3, 2]])
+    assert forbid_repeats(torch.zeros(2, 5), history, 1).isneginf().tolist() == [
+        [False, False, False, True, False],
+        [False, False, True, True, False],
+    ]
+    assert forbid_repeats(torch.zeros(2, 5), history, 2).isneginf().nonzero().tolist() == [[1, 3]]

@@ -1190,6 +1190,58 @@ BACKENDS = [
     ),
 ]
 
+PACKED = [
+    Mutant(
+        "the first token of a packed sequence goes to the one before",
+        "ops/terms/masks/tensor_masks.py",
+        "lengths = cu_seqlens.diff()",
+        "lengths = (cu_seqlens + (cu_seqlens > 0) * (cu_seqlens < cu_seqlens[-1])).diff()",
+        "ops/terms/masks/test_tensor_masks.py::test_cumulative_lengths_say_where_each_packed_sequence_begins",
+    ),
+    Mutant(
+        "positions run on from one packed text to the next",
+        "nn/row_starts.py",
+        " - (lengths.cumsum(0) - lengths)[self.texts]",
+        "",
+        "nn/test_row_starts.py::test_packed_lengths_count_positions_within_each_text",
+    ),
+    Mutant(
+        "the first token of a shorter row is hidden",
+        "nn/row_starts.py",
+        ">= self.starts[:, None]",
+        "> self.starts[:, None]",
+        "nn/test_row_starts.py::test_what_lies_before_a_row_is_hidden_in_both_forms",
+    ),
+    Mutant(
+        "rows that share a block write over each other",
+        "nn/cache_blocks.py",
+        "if block is None or block.written != at:",
+        "if block is None:",
+        "nn/test_cache_blocks.py::test_the_second_to_write_an_entry_copies_the_block",
+    ),
+    Mutant(
+        "a packed text of a nested tensor sees the text before it",
+        "ops/nested.py",
+        "mask=documents if mask is None else mask & documents",
+        "mask=documents if mask is None else mask",
+        "ops/test_nested.py::test_a_packed_row_gives_what_a_padded_batch_gives",
+    ),
+    Mutant(
+        "texts of a nested tensor share one offset",
+        "ops/nested.py",
+        "offset = keys.offsets.diff() - queries.offsets.diff()",
+        "offset = keys.longest - queries.longest",
+        "ops/test_nested.py::test_queries_and_keys_may_have_other_lengths_and_positions",
+    ),
+    Mutant(
+        "the padding of short prompts forbids a token",
+        "decode/constraints.py",
+        "torch.where(seen & (last != PAD), ",
+        "torch.where(seen, ",
+        "decode/test_constraints.py::test_the_padding_of_a_short_prompt_forbids_no_token",
+    ),
+]
+
 STATE = [
     Mutant(
         "threads change the cache of terms at once",
@@ -1318,4 +1370,4 @@ DIVERGENCES = [
     ),
 ]
 
-MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *STATE, *LENS, *DIVERGENCES]
+MUTANTS = [*CALL, *BLOCKS, *MASKS, *SCORES, *NORMALIZERS, *ANSWERS, *BACKENDS, *PACKED, *STATE, *LENS, *DIVERGENCES]

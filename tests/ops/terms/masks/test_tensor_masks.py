@@ -129,3 +129,10 @@ def test_a_size_is_one_number_or_two():
         Blocks(torch.ones(2, 2).bool(), (1, 2, 3))
     with pytest.raises(ValueError, match="Blocks size must be 1 or more, got 0"):
         Blocks(torch.ones(2, 2).bool(), (1, 0))
+
+
+def test_cumulative_lengths_say_where_each_packed_sequence_begins():
+    assert Documents.from_cu_seqlens(torch.tensor([0, 2, 2, 5, 6])).query_ids.tolist() == [0, 0, 2, 2, 2, 3]
+    packed = Documents.from_cu_seqlens(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 4]))
+    A = weights(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 4, 2), mask=packed).dense()[0, 0]
+    assert (A > 0).tolist() == [[True, False, False, False], [True, False, False, False], [False, True, True, True]]
