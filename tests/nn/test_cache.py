@@ -30,9 +30,11 @@ from regard import (
 from regard.nn import (
     Attention,
     DecoderBlock,
+    DifferentialAttention,
     EncoderBlock,
     FeedForward,
     KVCache,
+    LatentAttention,
     LearnedSink,
     PackedLengths,
     RMSNorm,
@@ -524,3 +526,14 @@ def test_beams_share_the_blocks_of_their_prompt():
     assert (k[0, 0, :10] == k[4, 0, :10]).all()
     assert (k[0, 0, 10] != k[4, 0, 10]).all()
     assert repr(beams) == "KVCache(length=11, block=4)"
+
+
+def test_layers_that_do_not_hide_what_lies_before_shorter_rows_refuse_them():
+    cache, x = KVCache(), torch.zeros(2, 1, 16)
+    cache.append(*torch.zeros(2, 2, 1, 5, 4), lengths=torch.tensor([5, 2]))
+    texts = KVCache().prompts(PackedLengths(torch.tensor([1, 1])))
+    for layer in (LatentAttention(16, 4, latent=8, head_dim=4, rotary_dim=2), DifferentialAttention(16, 2, depth=1)):
+        with pytest.raises(ValueError, match=r"KVCache\(lengths=\[5, 2\]\) has rows of different lengths"):
+            layer(x, cache=cache)
+        with pytest.raises(ValueError, match="does not read several texts in one row"):
+            layer(x.view(1, 2, 16), cache=texts)

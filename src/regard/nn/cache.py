@@ -85,6 +85,11 @@ class KVCache:
         following = torch.arange(self.length, self.length + new, device=device)
         return following if self.starts is None else following - self.starts.starts[:, None]
 
+    def check_one_length(self) -> None:
+        """Raise if rows have different lengths, for layers that do not hide what lies before the shorter ones."""
+        if self.starts is not None:
+            raise ValueError(f"{self!r} has rows of different lengths, which this layer does not take; pass one row")
+
     def append(
         self,
         k: Float[Tensor, "b g n d"],
@@ -258,6 +263,10 @@ class PackedPrompts:
         parts = torch.cat((k, v), -1)[0].split(self._packed.lengths, 1)
         self._cache._extend_rows(parts, k.shape[3], self._packed)
         return k, v
+
+    def check_one_length(self) -> None:
+        """Raise: the layer would let the texts see each other."""
+        raise ValueError("this layer does not read several texts in one row; pass one text for each row, and keep=")
 
     def join(self, k: Float[Tensor, "1 g n d"]) -> Float[Tensor, "1 g n d"]:
         """Return k: the keys that `append` would return."""

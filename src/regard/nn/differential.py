@@ -81,6 +81,8 @@ class DifferentialAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "b i dim"]:
         """Self-attention of x, behind the tokens of the cache."""
+        if cache is not None:
+            cache.check_one_length()
         q, k = self._queries_and_keys(x, positions, cache)
         v = project(self.value, x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         terms = self._terms(keep, k.shape[2], cache)

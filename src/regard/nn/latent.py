@@ -75,6 +75,8 @@ class LatentAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "b i dim"]:
         """Self-attention of x, behind the tokens of the cache."""
+        if cache is not None:
+            cache.check_one_length()
         n, (past, before) = x.shape[1], (0, 0) if cache is None else (cache.kept, cache.length)
         padding = None if keep is None else padding_of_last_keys(keep, past + n, before + n)
         mask = padding if self.mask is None else self.mask if padding is None else self.mask & padding
