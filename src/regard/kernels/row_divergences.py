@@ -60,23 +60,19 @@ class RowSums(NamedTuple):
 
 
 @triton.jit
-def _side_stream(
-    b, h, Q, K, LSE, LENGTHS, SLOPES, BIAS, q_b, q_h, q_i, k_b, k_g, k_j, bias_0, bias_b, bias_h, bias_i, bias_j,
-    scale, offset, low, high, heads, n_i, n_j,
+def _token_streams(
+    b, h, Q, K, LSE, LENGTHS, q_b, q_h, q_i, k_b, k_g, k_j, low, high, heads, n_i, n_j,
     KV_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Return one matrix for batch row b and head h."""
+    """Return the queries and the keys of one matrix for batch row b and head h.
+
+    Its terms are not made here: a function of Triton 3.6 cannot return None.
+    """
     length = n_j
     if LENGTHS is not None:
         length = tl.minimum(n_j, tl.load(LENGTHS + b))
-    slope = None
-    if SLOPES is not None:
-        slope = tl.load(SLOPES + h).to(tl.float32)
-    if BIAS is not None:
-        BIAS += bias_0 + b * bias_b + h * bias_h
     rows = RowStream(Q + b * q_b + h * q_h, q_i, LSE + (b * heads + h) * n_i, n_i)
-    keys = KeyStream(K + b * k_b + (h // KV_GROUP) * k_g, k_j, length, n_j, low, high)
-    return SideStream(rows, keys, ScoreTerms(offset, scale, slope, BIAS, bias_i, bias_j))
+    return rows, KeyStream(K + b * k_b + (h // KV_GROUP) * k_g, k_j, length, n_j, low, high)
 
 
 @triton.jit
@@ -229,14 +225,23 @@ def _divergence_kernel(
     tile = tiles - 1 - tl.program_id(0) % tiles  # the last rows first: under a causal mask they take longest
     bh = tl.program_id(0) // tiles
     b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)
-    A = _side_stream(
-        b, h, QA, KA, LSEA, LENGTHSA, SLOPESA, BIASA, qa_b, qa_h, qa_i, ka_b, ka_g, ka_j, bias_a0, bias_ab, bias_ah,
-        bias_ai, bias_aj, scale_a, offset_a, low_a, high_a, heads, n_i, n_j, KV_GROUP_A,
-    )  # fmt: skip
-    B = _side_stream(
-        b, h, QB, KB, LSEB, LENGTHSB, SLOPESB, BIASB, qb_b, qb_h, qb_i, kb_b, kb_g, kb_j, bias_b0, bias_bb, bias_bh,
-        bias_bi, bias_bj, scale_b, offset_b, low_b, high_b, heads, n_i, n_j, KV_GROUP_B,
-    )  # fmt: skip
+    rows_a, keys_a = _token_streams(
+        b, h, QA, KA, LSEA, LENGTHSA, qa_b, qa_h, qa_i, ka_b, ka_g, ka_j, low_a, high_a, heads, n_i, n_j, KV_GROUP_A
+    )
+    rows_b, keys_b = _token_streams(
+        b, h, QB, KB, LSEB, LENGTHSB, qb_b, qb_h, qb_i, kb_b, kb_g, kb_j, low_b, high_b, heads, n_i, n_j, KV_GROUP_B
+    )
+    slope_a, slope_b = None, None
+    if SLOPESA is not None:
+        slope_a = tl.load(SLOPESA + h).to(tl.float32)
+    if SLOPESB is not None:
+        slope_b = tl.load(SLOPESB + h).to(tl.float32)
+    if BIASA is not None:
+        BIASA += bias_a0 + b * bias_ab + h * bias_ah
+    if BIASB is not None:
+        BIASB += bias_b0 + b * bias_bb + h * bias_bh
+    A = SideStream(rows_a, keys_a, ScoreTerms(offset_a, scale_a, slope_a, BIASA, bias_ai, bias_aj))
+    B = SideStream(rows_b, keys_b, ScoreTerms(offset_b, scale_b, slope_b, BIASB, bias_bi, bias_bj))
     plain, careful, start, full_start, full_stop = _tiles_to_visit(
         tile, A, B, b, h, FULL_COUNTS, PART_COUNTS, full_b, full_h, full_r, part_b, part_h, part_r,
         I, J, False, ONE_PATTERN,
@@ -313,14 +318,23 @@ def _gradient_kernel(
         tile = tiles - 1 - tile  # the longest first under a causal mask
     bh = tl.program_id(0) // tiles
     b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)
-    A = _side_stream(
-        b, h, QA, KA, LSEA, LENGTHSA, SLOPESA, BIASA, qa_b, qa_h, qa_i, ka_b, ka_g, ka_j, bias_a0, bias_ab, bias_ah,
-        bias_ai, bias_aj, scale_a, offset_a, low_a, high_a, heads, n_i, n_j, KV_GROUP_A,
-    )  # fmt: skip
-    B = _side_stream(
-        b, h, QB, KB, LSEB, LENGTHSB, SLOPESB, BIASB, qb_b, qb_h, qb_i, kb_b, kb_g, kb_j, bias_b0, bias_bb, bias_bh,
-        bias_bi, bias_bj, scale_b, offset_b, low_b, high_b, heads, n_i, n_j, KV_GROUP_B,
-    )  # fmt: skip
+    rows_a, keys_a = _token_streams(
+        b, h, QA, KA, LSEA, LENGTHSA, qa_b, qa_h, qa_i, ka_b, ka_g, ka_j, low_a, high_a, heads, n_i, n_j, KV_GROUP_A
+    )
+    rows_b, keys_b = _token_streams(
+        b, h, QB, KB, LSEB, LENGTHSB, qb_b, qb_h, qb_i, kb_b, kb_g, kb_j, low_b, high_b, heads, n_i, n_j, KV_GROUP_B
+    )
+    slope_a, slope_b = None, None
+    if SLOPESA is not None:
+        slope_a = tl.load(SLOPESA + h).to(tl.float32)
+    if SLOPESB is not None:
+        slope_b = tl.load(SLOPESB + h).to(tl.float32)
+    if BIASA is not None:
+        BIASA += bias_a0 + b * bias_ab + h * bias_ah
+    if BIASB is not None:
+        BIASB += bias_b0 + b * bias_bb + h * bias_bh
+    A = SideStream(rows_a, keys_a, ScoreTerms(offset_a, scale_a, slope_a, BIASA, bias_ai, bias_aj))
+    B = SideStream(rows_b, keys_b, ScoreTerms(offset_b, scale_b, slope_b, BIASB, bias_bi, bias_bj))
     sums = RowSums(ROW_A + (b * heads + h) * n_i, ROW_B + (b * heads + h) * n_i, GRAD + (b * heads + h) * n_i)
     plain, careful, start, full_start, full_stop = _tiles_to_visit(
         tile, A, B, b, h, FULL_COUNTS, PART_COUNTS, full_b, full_h, full_r, part_b, part_h, part_r,

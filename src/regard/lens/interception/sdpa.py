@@ -179,11 +179,11 @@ def _run_kernel(
     """Return output and lse, or None if PyTorch selects no fused kernel."""
     if not _is_plain(q, k, v):
         return None
-    added, seen = (None, None) if mask is None else _added_mask(mask, q.dtype)
     # The original function calls this too, so both select the same kernel.
-    kernel = torch_internals.choose_sdp_kernel(q, k, v, added, 0.0, causal, scale=scale, enable_gqa=grouped)
+    kernel = torch_internals.choose_sdp_kernel(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
     if kernel <= SdpaKernel.MATH:
         return None
+    added, seen = (None, None) if mask is None else _added_mask(mask, q.dtype, _hidden_score(kernel))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=causal, dropout=0.0, kernel=kernel)
     if lse is not None and seen is not None:  # kernels return any number for a row that sees no key
@@ -191,20 +191,26 @@ def _run_kernel(
     return out, lse
 
 
-_ADDED_MASKS = WeakTensorKeyDictionary()  # mask -> its version, its numbers to add, and the rows that see a key
+def _hidden_score(kernel: int) -> float:
+    """Return what PyTorch adds for False in a bool mask: for cuDNN a number, so a row without keys averages all."""
+    return -65504.0 if kernel == SdpaKernel.CUDNN else -math.inf
 
 
-def _added_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+_ADDED_MASKS = WeakTensorKeyDictionary()  # mask -> its state, its numbers to add, and the rows that see a key
+
+
+def _added_mask(mask: Tensor, dtype: torch.dtype, hidden: float) -> tuple[Tensor, Tensor]:
     """Return a mask as numbers to add, and True for each row that sees a key, `b|1 h|1 i`; layers share masks."""
     known = _ADDED_MASKS.get(mask)
     version = None if mask.is_inference() else mask._version
-    if known is not None and version is not None and known[:2] == (version, dtype):
-        return known[2], known[3]
+    state = version, dtype, hidden
+    if known is not None and version is not None and known[0] == state:
+        return known[1], known[2]
     is_bool = mask.dtype == torch.bool
-    added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf) if is_bool else mask
+    added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, hidden) if is_bool else mask
     seen = (mask if is_bool else mask > -math.inf).any(-1)
     if is_bool:  # a mask of numbers would hold itself
-        _ADDED_MASKS[mask] = version, dtype, added, seen
+        _ADDED_MASKS[mask] = state, added, seen
     return added, seen
 
 
