@@ -22,7 +22,7 @@ NONE = type(None)
 
 
 class OnceCommand(TyperCommand):
-    """A command that refuses an option given twice, of which the last value would win, unless it takes several."""
+    """A command that refuses an option given twice, since the last value would win, unless it takes several."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line."""

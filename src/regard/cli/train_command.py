@@ -29,7 +29,7 @@ from .training_flags import Training
 
 
 class TrainingPlan(Protocol):
-    """A frozen dataclass of sections, one of which is `training`."""
+    """A frozen dataclass of sections; it has the section `training`."""
 
     @property
     def training(self) -> Training: ...

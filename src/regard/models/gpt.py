@@ -279,7 +279,7 @@ class Gpt(nn.Module):
         *,
         width: int | None = None,
     ) -> None:
-        """Read texts that follow each other, of these lengths, as the first tokens of the rows of the caches."""
+        """Read texts of given lengths, which follow each other, as the first tokens of the rows of the caches."""
         packed = PackedLengths(lengths, width=width)
         self._read(ids[None], None, [cache.prompts(packed) for cache in caches])
 

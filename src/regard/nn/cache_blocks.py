@@ -69,7 +69,7 @@ class BlockTable:
         return k, v
 
     def select(self, rows: Tensor) -> BlockTable:
-        """Return the table of these rows, in this order; no entry is copied."""
+        """Return the table of some rows, in their order; no entry is copied."""
         return BlockTable([list(self.rows[row]) for row in rows.tolist()], self.widths, self.size, self.like)
 
     def without_first(self, blocks: int) -> BlockTable:

@@ -93,7 +93,7 @@ class PackedWeight(NamedTuple):
 def is_plain_tensor(weight: Tensor) -> bool:
     """Return whether a weight may be copied into another layout.
 
-    A tensor of inference mode has no version that would tell of a change; a subclass, such as a quantized weight, may
+    A tensor of inference mode has no version that shows a change; a subclass, such as a quantized weight, may
     only be multiplied by.
     """
     return type(weight) in (nn.Parameter, Tensor) and not weight.is_inference()

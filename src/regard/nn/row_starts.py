@@ -46,7 +46,7 @@ class RowStarts:
         return self._mask[..., first : first + n]
 
     def select(self, rows: Int[Tensor, " rows"]) -> RowStarts:
-        """Return the starts of these rows, in this order; a row may repeat."""
+        """Return the starts of some rows, in their order; a row may repeat."""
         if self._chosen is None or self._chosen[0] is not rows:
             starts = self.starts.index_select(0, rows)
             self._chosen = rows, self if torch.equal(starts, self.starts) else RowStarts(starts)

@@ -38,7 +38,7 @@ class Operand:
         return 1 if self.mean else self.call.shape[1]
 
     def take_rows(self, ids: Tensor) -> Operand:
-        """The same matrix, of these queries alone."""
+        """The same matrix, of some queries alone."""
         statistic = None if self.statistic is None else self.statistic[:, :, ids]
         return Operand(self.call.select(rows=ids), statistic, lambda _: None, self.mean)
 

@@ -24,9 +24,9 @@ class PairSteps(NamedTuple):
     `statistic` is the number of the row that the normalizer needs: for a softmax the log-sum-exp of its totals.
     """
 
-    formula: str  # of the terms: "q_d k_d"; empty if the score is no sum over dimensions
+    formula: str  # names of the terms: "q_d k_d"; empty if the score is no sum over dimensions
     terms: Tensor | None  # d
-    scale: float | None  # by which the sum of the terms is multiplied; None if the terms hold it
+    scale: float | None  # a factor of the sum of the terms; None if the terms hold it
     score: float
     bias: float | None
     total: float

@@ -68,7 +68,7 @@ def _counts(parts: Sequence[Sequence[Any]]) -> Tensor:
 
 
 def _split(whole: Any, counts: Tensor, what: str) -> list[Any]:
-    """Cut a sequence into parts of these lengths; raise unless they add up to the whole."""
+    """Cut a sequence into parts of given lengths; raise unless they add up to the whole."""
     if bool((counts < 0).any()) or int(counts.sum()) != len(whole):
         raise ValueError(f"the counts of {what} must be at least 0 and add up to {len(whole)}")
     edges = [0, *counts.cumsum(0).tolist()]

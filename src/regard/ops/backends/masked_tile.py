@@ -43,7 +43,7 @@ CACHEABLE = {  # their fields hash, and they read nothing but their fields; not 
 
 
 class MaskTile(NamedTuple):
-    """The keys that some query may see, and what is added to their scores; None if every query sees them all."""
+    """The keys that some query may see, and the numbers added to their scores; None if every query sees all keys."""
 
     keys: slice
     added: Tensor | None  # b|1 h|1 i keys

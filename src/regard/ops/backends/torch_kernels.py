@@ -51,7 +51,7 @@ def run_fused(
     the kernel and there is no log-sum-exp.
     """
     if q.is_cpu:
-        if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # by `sdpa_kernel`
+        if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # set by `sdpa_kernel`
             grouped = q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=added, is_causal=causal, scale=scale, enable_gqa=grouped
