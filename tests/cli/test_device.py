@@ -51,7 +51,7 @@ LINES = {
 @pytest.mark.parametrize("command", [*TRAINED, *USED], ids=" ".join)
 def test_commands_that_run_a_model_take_a_device(command):
     assert ("--device" in well(*command, "--help").out) == (command[0] not in WITHOUT)
-    assert command[0] in WITHOUT | {"view"} or " ".join(command) in LINES
+    assert command[0] in WITHOUT | {"view", "serve"} or " ".join(command) in LINES
 
 
 @pytest.mark.thorough

@@ -261,7 +261,7 @@ def test_presets_have_the_published_size(preset, millions):
         ({"eps": "small"}, "eps must be a number, got 'small'"),
         ({"tied": "no"}, "tied must be True or False, got 'no'"),
         ({"gated": 1}, "gated must be True or False, got 1"),
-        ({"stretch": 1}, r"stretch must be a Stretch or None, got 1; write Stretch\(factor=8.0\)"),
+        ({"stretch": 1}, r"stretch must be a Stretch, LinearStretch, .* or None, got 1; write Stretch\(factor=8.0\)"),
         ({"heads": 5}, "dim must be a multiple of heads"),
         (
             {"heads": 4, "positions": "rotary"},

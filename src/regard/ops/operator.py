@@ -67,10 +67,10 @@ def attend(
     torch.Size([2, 8, 100, 64])
 
     Terms of the slots: `score` Dot, Cosine, Bilinear, Additive, Location, Score.of(fn); `mask` Causal, Window, Padding,
-    Documents, Prefix, Global, Dilated, Chunked, Diagonal, Near, Blocks, Dense, Rule, combined by &, | and ~; `bias`
-    Alibi, Relative, Added, Gaussian, Bias.of(fn), added by +; `normalize` Softmax, SinkSoftmax, Sigmoid, Sparsemax,
-    Entmax, Hard, Tapered. `backend`, if given, is "sdpa", "flex", "triton", "tiled" or "reference"; `explain` says
-    which one runs a call and why. Batch dims broadcast.
+    Documents, Prefix, Global, Dilated, Chunked, Diagonal, Near, Neighborhood, Blocks, Dense, Rule, combined by &, |
+    and ~; `bias` Alibi, Relative, Added, Gaussian, Bias.of(fn), added by +; `normalize` Softmax, SinkSoftmax, Sigmoid,
+    Sparsemax, Entmax, Hard, Tapered. `backend`, if given, is "sdpa", "flex", "triton", "tiled" or "reference";
+    `explain` says which one runs a call and why. Batch dims broadcast.
 
     Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
     row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key; for caches

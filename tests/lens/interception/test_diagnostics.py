@@ -89,8 +89,9 @@ def test_batch_rows_that_ended_early_warn():
         pytest.warns(UserWarning, match=r"the tape holds batch rows \[2\] of 3: the other sequences finished earlier"),
         capture(model) as tape,
     ):
-        greedy(model, None, [[1, 2], [3], [5, 1, 2, 2]], end=None, max_length=3)
-    assert tape[0].shape == (1, 4, 6, 6)
+        found = greedy(model, None, [[1, 2], [3, 3], [5, 1]], end=1, max_length=4)
+    assert [len(one.tokens) for one in found] == [2, 1, 4]
+    assert tape[0].shape == (1, 4, 5, 5)
     with warnings.catch_warnings(), capture(model) as tape:
         warnings.simplefilter("error")
         beam(model, None, [[1, 2], [3, 3]], width=3, end=None, max_length=3)

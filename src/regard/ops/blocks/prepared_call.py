@@ -89,9 +89,13 @@ def prepare(
     if isinstance(score, Additive) and call.head_ids is not None:
         score = Additive(select_heads(score.u, 2, call.head_ids))
     # A hidden key must change nothing, NaN included. While PyTorch traces, values cannot be read.
-    keys = slice(None) if reads_hidden else keys_read(call)
-    unread = is_traced() or has_no_values(call.q)
-    may_skip_scan = finite or call.mask is None or unread or all_values_finite(call, keys)
+    may_skip_scan = (
+        finite
+        or call.mask is None
+        or is_traced()
+        or has_no_values(call.q)
+        or all_values_finite(call, slice(None) if reads_hidden else keys_read(call))
+    )
     prepared = PreparedCall(
         call.q.to(call.dtype),
         call.k.to(call.dtype),

@@ -328,7 +328,7 @@ class Added(Bias):
                 "all values of this Added bias are 0 or 1, and they are added to the scores; if they were meant as a "
                 "mask, True = may attend, write mask=Dense(values.bool())",
                 MaskWarning,
-                stacklevel=5,  # from here to `Call.of`, `attend` and its caller
+                stacklevel=6,  # from here to `Call.of`, `attend` in its decorator, and the caller
             )
 
     def over(self, at: Coordinates) -> Tensor:

@@ -204,6 +204,7 @@ class Blocks(Mask):
         and with rows=1 on earlier queries alone. `Causal()` beside it hides the rest of a reached block. `offset` is
         the position of the first query, 0 if queries and keys are the same tokens. Pass causal=False for encoders.
 
+        >>> from regard import Causal
         >>> scores = torch.tensor([[0.0, 0, 0, 0], [9, 0, 0, 0], [1, 2, 0, 9], [1, 3, 2, 0]])
         >>> print((Causal() & Blocks.choose(scores, 2, rows=2, cols=2)).draw(8))
         ■ · · · · · · ·
