@@ -1309,7 +1309,7 @@ STATE = [
     Mutant(
         "sdpa_kernel is not obeyed",
         "ops/backends/torch_kernels.py",
-        "if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # by `sdpa_kernel`",
+        "if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # set by `sdpa_kernel`",
         "if False:",
         "ops/test_torch_state.py::test_sdpa_kernel_forbids_pytorchs_fused_kernel",
     ),
