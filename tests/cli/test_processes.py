@@ -90,6 +90,7 @@ def test_a_reader_that_leaves_is_no_error(translator):
 
 def test_a_signal_saves_the_run_and_it_goes_on_as_if_nothing_had_been(files, tmp_path):
     flags = ["--source", files / "a.de", "--target", files / "a.en", "--model", "rnn", "--dim", 8, "--log-every", 1]
+    flags += ["--warmup", 400]  # the default depends on the number of steps
     with started("train", "translation", *flags, "--steps", 100_000, "--out", tmp_path / "run") as process:
         while "step 3/" not in process.stderr.readline():
             assert process.poll() is None

@@ -41,6 +41,7 @@ MEGABYTES = 4.7  # the default size of a page
 PROGRAM_MEGABYTES = 0.42  # script and style, the same in every page
 # Limits of a page of the default size; those of another page are in proportion to its megabytes of data.
 MAX_CELLS = 3_000_000  # all maps of a page together
+MAX_ROLE_WEIGHTS = 2**21  # roles and clusters read all weights of a head, so a page has those of short texts
 MAX_FLOAT_CELLS = 500_000  # pages with more store a byte per cell
 MAX_DATA_CHARACTERS = 4_300_000  # all data of a page; links fill what the maps leave
 MAX_HEADS = 1_500  # with more, thumbnails and measures of a head are smaller than the next two limits
@@ -151,7 +152,7 @@ class PageBuilder:
                 self._add(f"group?capture={number}&group={group}", self._answers.group(number, group))
             for picture in range(len(capture.pictures)):
                 self._add(f"picture?capture={number}&picture={picture}", self._answers.picture(number, picture))
-            if self._exact:
+            if self._exact and all(map(_is_quick, described[number])):
                 self._add_last(f"clusters?capture={number}", clusters_of_capture(self._library, number))
             for layer in range(len(capture.keys)):
                 self._atlas(number, layer, described[number][layer])
@@ -247,7 +248,7 @@ class PageBuilder:
 
     def _atlas(self, capture: int, layer: int, described: dict[str, Any]) -> None:
         """Add the roles of a layer's heads, and the predictions that it is the first to have."""
-        if self._exact and described["kind"] == "weights" and described["batch"]:
+        if self._exact and _is_quick(described) and described["kind"] == "weights" and described["batch"]:
             self._add_last(f"roles?capture={capture}&layer={layer}", roles_of_layer(self._library, capture, layer))
         for batch in range(described["batch"] if described["predictions"] == layer else 0):
             at = f"capture={capture}&layer={layer}&batch={batch}"
@@ -373,6 +374,12 @@ def _strongest_links(view: MatrixView, count: int, axis: int) -> tuple[Tensor, T
         found.append((ids[best.indices], best.values))
     whom, weight = (torch.cat(x).cpu() for x in zip(*found, strict=True))
     return whom, weight.clamp(min=0).float()
+
+
+def _is_quick(described: dict[str, Any]) -> bool:
+    """Whether the roles and clusters of a layer's heads are in the page."""
+    weights: int = described["n_i"] * described["n_j"]
+    return weights <= MAX_ROLE_WEIGHTS
 
 
 def _cells(n_i: int, n_j: int, level: int) -> int:

@@ -342,6 +342,7 @@ def test_two_captures_stand_side_by_side_with_their_difference(chromium, tape):
     a, b = (float(dense(one, "layers.1.attention")[2, 12, 3]) for one in (tape, other))
     with shown(chromium, tape, other) as watched:
         watched.go(against="capture", sort="difference")
+        watched.page.locator("button.head").nth(DEPTH * HEADS - 1).wait_for()
         assert watched.page.locator("button.head").count() == DEPTH * HEADS
         watched.go(view="map", layer=1, head=2, against="capture", at="12.5,3.5,8")
         assert watched.page.locator(".panel").count() == 3

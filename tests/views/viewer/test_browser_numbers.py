@@ -169,7 +169,8 @@ def test_an_overview_of_some_queries_says_so_until_all_are_measured(chromium, mo
     monkeypatch.setattr(captures, "MAX_BACKGROUND_WEIGHTS", 2**31)
     monkeypatch.setattr(captures, "SAMPLE_RETRY_SECONDS", 0.05)
     with shown(chromium, tape) as watched:
-        watched.page.wait_for_function("!document.querySelector('.thumb.sampled') && document.querySelector('.thumb')")
+        watched.page.locator(".thumb").first.wait_for()
+        watched.page.locator(".thumb.sampled").first.wait_for(state="detached")
         header, *rows = watched.table()
         assert [row[header.index("state")] for row in rows] == ["exact"] * 2
         assert [float(row[header.index("entropy")]) for row in rows] == pytest.approx(truth.tolist(), rel=1e-5)
