@@ -112,9 +112,9 @@ def serve(
 ) -> Server:
     """Serve a run, or several as an ensemble; the port is 8765 or, if that is taken, the next free one.
 
-    with serve("runs/deen") as server:
-        print(server.address, server.token)
-        server.wait()
+        with serve("runs/deen") as server:
+            print(server.address, server.token)
+            server.wait()
     """
     endpoint = endpoint_of(folders, device)
     return Server(endpoint, Path(folders[0]).name, host=host, port=port, allow_host=allow_host, token=token)
