@@ -115,6 +115,8 @@ def serve(
         with serve("runs/deen") as server:
             print(server.address, server.token)
             server.wait()
+
+    Each request for answers carries the token.
     """
     endpoint = endpoint_of(folders, device)
     return Server(endpoint, Path(folders[0]).name, host=host, port=port, allow_host=allow_host, token=token)
