@@ -33,18 +33,25 @@ def test_two_hundred_clients_at_once_lose_nothing():
 
 
 def test_a_full_queue_is_said(monkeypatch):
-    go = threading.Event()
+    started, go = threading.Event(), threading.Event()
     monkeypatch.setattr(batcher, "MAX_WAITING", 2)
-    with Server(shout(lambda texts, _: [go.wait(30)] * len(texts)), "shouter", port=0) as running:
-        with ThreadPoolExecutor(8) as clients:
-            asked = [clients.submit(ask, running, {"text": "ah"}) for _ in range(8)]
-            while sum(one.done() for one in asked) < 5:
-                time.sleep(0.01)
-            go.set()
-            found = [one.result() for one in asked]
-        refused = [body for status, body in found if status == 503]
-        assert refused == [{"error": "too many requests wait", "hint": "try again later"}] * 5
-        assert [status for status, _ in found].count(200) == 3
+
+    def run(texts, settings):
+        started.set()
+        assert go.wait(60)
+        return texts
+
+    with Server(shout(run), "shouter", port=0) as running, ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(ask, running, {"text": "ah"})]
+        assert started.wait(60)
+        asked += [clients.submit(ask, running, {"text": "ah"}) for _ in range(7)]
+        while sum(one.done() for one in asked) < 5:
+            time.sleep(0.01)
+        go.set()
+        found = [one.result() for one in asked]
+    refused = [body for status, body in found if status == 503]
+    assert refused == [{"error": "too many requests wait", "hint": "try again later"}] * 5
+    assert [status for status, _ in found].count(200) == 3
 
 
 def test_a_client_that_leaves_is_not_answered(monkeypatch):
@@ -69,7 +76,7 @@ def test_a_client_that_leaves_is_not_answered(monkeypatch):
         while ask(running, None, path="/health", method="GET")[1]["waiting"] != 1:
             time.sleep(0.01)
         gone.close()
-        time.sleep(0.3)
+        time.sleep(1)
         second = clients.submit(ask, running, {"text": "second"})
         while ask(running, None, path="/health", method="GET")[1]["waiting"] != 2:
             time.sleep(0.01)  # the withdrawn request is dropped when the model is free
