@@ -89,7 +89,7 @@ def test_costs_are_those_of_the_model_and_its_first_steps():
     assert lines[1].startswith("memory: about ")
     assert "weights 440 B, gradients 400 B, optimizer 800 B, activations of a batch " in lines[1]
     held = float(re.search(r"batch ([\d.]+) KB", lines[1])[1])
-    assert 2 <= held <= 8  # 50 x 10 outputs of 4 bytes, and what their square needs
+    assert 2 <= held <= 8  # 50 x 10 inputs or outputs of 4 bytes, and what the loss needs
     assert re.match(r"time: \S+ s a step on cpu, about 0:00:0\d for 100 steps", lines[2])
     assert lines[3] == "disk: about 1.24 KB a checkpoint, at most 5 at a time"
     assert model.weight.grad is None

@@ -121,10 +121,11 @@ def cost_lines(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.
 
 
 def _measure(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.device) -> tuple[list[float], int, int]:
-    """Return the seconds of each batch, the bytes that the backward pass needs, and the number of batches."""
+    """Return the seconds of each batch, the most bytes that a backward pass needs, and the number of batches."""
     objective, handed = Objective(model), {} if recipe.forcing is None else {"forcing": recipe.forcing(0)}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[int, int] = {}
+    held: dict[int, int] = {}  # of one batch: the next one may reuse its addresses
+    most = 0
 
     def hold(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
@@ -141,6 +142,8 @@ def _measure(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.de
         start = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(hold, lambda x: x), autocast:
             loss, _ = objective(move_to_device(batch, device), handed)
+        most = max(most, sum(held.values()))
+        held.clear()
         loss.backward()
         model.zero_grad(set_to_none=True)
         if device.type == "cuda":
@@ -148,7 +151,7 @@ def _measure(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.de
         seconds.append(time.perf_counter() - start)
     if not seconds:
         raise ValueError("batches must have at least one batch per epoch, got an empty epoch")
-    return seconds, max(0, sum(held.values()) // len(seconds)), len(seconds)
+    return seconds, most, len(seconds)
 
 
 def _total_steps(batches: Epochs, recipe: Recipe, taken: int) -> int | None:
