@@ -124,7 +124,7 @@ def _measure(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.de
     """Return the seconds of each batch, the most bytes that a backward pass needs, and the number of batches."""
     objective, handed = Objective(model), {} if recipe.forcing is None else {"forcing": recipe.forcing(0)}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[int, int] = {}  # of one batch: the next one may reuse its addresses
+    held: dict[int, int] = {}  # emptied after each batch, because the next one may reuse its addresses
     most = 0
 
     def hold(x: Tensor) -> Tensor:
