@@ -106,6 +106,18 @@ def weights(case: Case, shape: Shape, q: Tensor, k: Tensor, tensors: list[Tensor
     return torch.stack(rows).view(shape.b, shape.h, shape.i, shape.j)
 
 
+def logits(case: Case, shape: Shape, q: Tensor, k: Tensor, tensors: list[Tensor]) -> Tensor:
+    """The largest score of each row, b h i; -inf for a row that sees no key."""
+    found = q.new_full((shape.b, shape.h, shape.i), -INF)
+    for b in range(shape.b):
+        for h in range(shape.h):
+            keys = k[b, h // (shape.h // shape.g)]
+            for r in range(shape.i):
+                s = _scores(case, Row(b, h, r, r + shape.shift(b), shape.j, q[b, h, r], keys, tensors))
+                found[b, h, r] = s.max() if s.numel() else -INF
+    return found
+
+
 def attention(case: Case, shape: Shape, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor]) -> Tensor:
     """The output, b h i e."""
     A = weights(case, shape, q, k, tensors)
@@ -113,15 +125,18 @@ def attention(case: Case, shape: Shape, q: Tensor, k: Tensor, v: Tensor, tensors
 
 
 def _row(case: Case, row: Row) -> Tensor:
+    s, weights = _scores(case, row), row.q.new_zeros(row.n_j)
+    return weights.index_put((row.seen,), case.normalize(row, s)) if s.numel() else weights
+
+
+def _scores(case: Case, row: Row) -> Tensor:
+    """The scores of the keys that a row sees, which it then holds in `seen`."""
     seen = torch.tensor([bool(case.visible(row, j)) for j in row.js], dtype=torch.bool)
     bias = None if case.bias is None else case.bias(row)
     if bias is not None:
         seen = seen & (bias > -INF)
     row.seen = seen.nonzero().squeeze(-1)
-    weights = row.q.new_zeros(row.n_j)
     if not row.seen.numel():
-        return weights
+        return row.q.new_zeros(0)
     s = case.score(row)[row.seen]
-    if bias is not None:
-        s = s + bias[row.seen]
-    return weights.index_put((row.seen,), case.normalize(row, s))
+    return s if bias is None else s + bias[row.seen]

@@ -141,6 +141,19 @@ def test_weights_are_those_of_the_oracle(case, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.usefixtures("small_blocks", "poisoned")
+def test_logits_are_the_largest_scores_of_the_oracle(case, backend):
+    for shape in (SHAPES[2], SHAPES[3], SHAPES[-1]):
+        if case.fits(shape):
+            (q, k, _), tensors = oracle.inputs(shape, case)
+            A = regard.weights(q, k, **case.terms(*tensors), offset=shape.offset, backend=backend)
+            want = oracle.logits(case, shape, q, k, tensors)
+            for found in (A.logit(), A.measures()["logit"], A.summary().logit):
+                torch.testing.assert_close(found, want, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", [case for case in CASES if any(map(case.fits, EMPTY))], ids=str)
 def test_empty_sequences_give_zeros_of_the_right_shape(case, backend):
     for shape in filter(case.fits, EMPTY):

@@ -490,6 +490,7 @@ DIFFERENTIABLE = {
     "received": Weights.received,
     "max": Weights.max,
     "distance": Weights.distance,
+    "logit": Weights.logit,
     "dense of a selection": lambda A: A.select(batch=1, heads=[0, 1, 3]).dense(),
 }
 every_gradient = pytest.mark.parametrize("method", DIFFERENTIABLE)
@@ -950,7 +951,7 @@ def test_rows_that_do_not_count_are_zeros_in_a_summary(name):
 def test_measures_are_those_of_a_summary(name):
     A = build(name)
     summary, found = A.summary(), A.measures()
-    assert list(found) == ["entropy", "received", "max", "distance"]
+    assert list(found) == ["entropy", "received", "max", "distance", "logit"]
     for measure, value in found.items():
         close(value, getattr(summary, measure))
 

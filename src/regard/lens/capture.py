@@ -111,8 +111,9 @@ def capture(
             {"decoder.*.cross": (words, source)}.
         layers: patterns of layer names to record, such as "decoder.*".
         heads: indices of the heads to record.
-        keep: measures to compute at once instead of keeping queries and keys: "entropy", "received", "max", "distance"
-            or "pool:512". The steps of a generation then stay separate. Padding queries do not count in "received".
+        keep: measures to compute at once instead of keeping queries and keys: "entropy", "received", "max", "distance",
+            "logit" or "pool:512". The steps of a generation then stay separate. Padding queries do not count in
+            "received".
         values: keep values and output projections too, under `tape.extras(layer)`.
         gradients: keep the gradient of each output, under `tape.extras(layer)`.
         to: a device to move the kept tensors to, or the `Path` of a folder to keep them in.

@@ -98,6 +98,7 @@ class Summary:
     map: Tensor  # b h rows cols, at most 512 x 512: the mean of each cell, `axes` are the cells
     statistic: Tensor | None  # b h i
     peaks: Tensor | None = None  # b h rows cols: the largest weight of each cell of the map
+    logit: Tensor | None = None  # b h i: the largest score; None in files of earlier versions
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
@@ -117,7 +118,7 @@ def _raise_for_tensor_method(self: Any, name: str) -> NoReturn:
         raise AttributeError(f"Weights has no {name}; write A.to(device) or A.to(dtype), lazy too")
     raise AttributeError(
         f"{type(self).__name__} has no {name}: the matrix is never stored. It has received(), entropy(), max(), "
-        "distance(), topk(k), pool(rows, cols), mass(...), summary() and A @ v; of a small one write "
+        "distance(), logit(), topk(k), pool(rows, cols), mass(...), summary() and A @ v; of a small one write "
         f"A.dense().{name}, of a part A[..., :9, :].{name}"
     )
 
@@ -135,7 +136,7 @@ class Weights(LazyMatrix):
     True
 
     Every answer comes from q, k and one number a row, in memory linear in the sequence. Products, tiles, entropy,
-    received, max and distance are differentiable once; topk, pool, mass and summary return detached numbers.
+    received, max, distance and logit are differentiable once; topk, pool, mass and summary return detached numbers.
     Weights are those before dropout.
     """
 
@@ -315,6 +316,25 @@ class Weights(LazyMatrix):
         """The mean distance of each query to its keys, sum_j A abs(i - j): `b h i`."""
         return self.reduce(measures.distance())
 
+    def logit(self) -> Tensor:
+        """max_j s_ij, the largest score of each query before the normalizer, cap, bias and mask included: `b h i`.
+
+        >>> import torch
+        >>> from regard import Causal, weights
+        >>> A = weights(*torch.randn(2, 1, 4, 300, 32), mask=Causal())
+        >>> torch.allclose(A.logit(), A.max().log() + A.lse, atol=1e-5)
+        True
+
+        A sink and the bias of a sigmoid are no scores. A query that sees no key has -inf. Weights that a model changed
+        after the softmax, and that are kept themselves, have no scores: then this raises, and `summary` has NaN.
+        """
+        if not self._call.normalize.has_scores:
+            raise ValueError(
+                "the scores of these weights are not known: the model changed the weights after the softmax, and they "
+                "are kept instead of queries and keys. Use A.max() or A.entropy()"
+            )
+        return self.reduce(measures.logit())
+
     def kl(self, other: Weights | HeadMean | Tensor, *, rows: Rows = None) -> Tensor:
         """KL(A || B) = sum_j A log(A / B) of each query, in nats: `b h i`. B is `other`.
 
@@ -399,7 +419,7 @@ class Weights(LazyMatrix):
         return self._restore(sums / counts[:, None, :, None])
 
     def summary(self, *, peaks: bool = False, queries: Tensor | None = None) -> Summary:
-        """Entropy, received mass, maximum, distance and a map of at most 512 x 512, in one pass.
+        """Entropy, received mass, maximum, distance, logit and a map of at most 512 x 512, in one pass.
 
         A cell of the map is 1, 2, 4, ... queries by 1, 2, 4, ... keys, as few as will do; the last ones may have fewer.
         The map holds the mean of each cell; with `peaks` the summary also holds the largest weight of each cell. With
@@ -419,7 +439,7 @@ class Weights(LazyMatrix):
 
     @run_uncompiled
     def measures(self, *, queries: Tensor | None = None) -> dict[str, Tensor]:
-        """Entropy, received mass, maximum and distance by name, in one pass: a summary without its map."""
+        """Entropy, received mass, maximum, distance and logit by name, in one pass: a summary without its map."""
         counted = self._check_queries(queries)
         values = self._gather(lambda reducer: reducer.summary(None, queries=counted))
         return {name: self._restore(value) for name, value in values.items()}

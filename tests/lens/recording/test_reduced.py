@@ -75,3 +75,16 @@ def test_keep_refuses_a_string():
 def test_measures_that_cannot_be_kept_are_refused(asked, message):
     with pytest.raises(ValueError, match=message), capture(Layer(), **asked):
         pass
+
+
+def test_logits_are_kept_and_their_largest_is_in_the_table(monkeypatch):
+    monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: None)
+    layer, x = Layer(), tokens()
+    with torch.no_grad(), capture(layer) as tape:
+        layer(x)
+    with torch.no_grad(), capture(layer, keep=["logit"]) as alone, capture(layer, keep=["max", "logit"]) as both:
+        layer(x)
+    scores = tape[0].scores.dense().double()
+    for reduced in (alone, both):
+        assert (reduced[0].logit() - scores.amax(-1)).abs().max() < 1e-5
+        assert reduced.table()["logit"] == pytest.approx(scores.amax((-2, -1)).flatten().tolist(), abs=1e-5)

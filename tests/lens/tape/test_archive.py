@@ -428,18 +428,19 @@ def test_of_the_format_before_everything_but_summaries_is_read(tape, tmp_path):
             torch.testing.assert_close(found.summary(key).map, tape.summary(key).map)
 
 
-def test_summaries_keep_the_largest_weight_of_each_cell_and_files_without_them_are_read(tape, tmp_path):
+def test_summaries_keep_logits_and_the_largest_weight_of_each_cell_and_files_without_them_are_read(tape, tmp_path):
     path = tmp_path / "tape.safetensors"
     tape.summarize()
     tape.save(path)
     for key, A in tape.items():
         if not isinstance(A, Reduced):
             assert torch.equal(Tape.load(path).summary(key).peaks, tape.summary(key).peaks)
+            assert torch.equal(Tape.load(path).summary(key).logit, tape.summary(key).logit)
 
     def drop(described, tensors):
         for one in described["entries"]:
             if one.get("summary"):
-                del one["summary"]["peaks"]
+                del one["summary"]["peaks"], one["summary"]["logit"]
 
     rewritten(path, drop)
     found = Tape.load(path)

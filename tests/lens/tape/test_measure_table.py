@@ -15,11 +15,11 @@ def test_a_table_without_pandas_prints_as_aligned_rows(monkeypatch):
     table = Tape({("layers.0", 0): A, ("b", 0): A}).table()
     assert isinstance(table, dict)
     lines = repr(table).splitlines()
-    assert lines[0].split() == ["layer", "call", "batch", "head", "entropy", "received", "max", "distance"]
+    assert lines[0].split() == ["layer", "call", "batch", "head", "entropy", "received", "max", "distance", "logit"]
     assert lines[1].split()[:4] == ["layers.0", "0", "0", "0"]
     assert lines[1].split()[4] == f"{float(A.entropy()[0, 0].mean()):.4g}"
     assert len({len(line) for line in lines[:5]}) == 1
-    assert lines[5:] == ["[4 rows x 8 columns; with pandas installed, this is a data frame]"]
+    assert lines[5:] == ["[4 rows x 9 columns; with pandas installed, this is a data frame]"]
 
 
 def test_of_a_long_table_the_first_and_last_rows_are_printed():

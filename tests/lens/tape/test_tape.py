@@ -126,7 +126,7 @@ def test_groups_need_queries_and_keys():
 def test_a_table_has_a_row_for_each_head(tape, monkeypatch):
     monkeypatch.setattr("regard.lens.tape.overview.find_spec", lambda name: None)
     table = tape.table()
-    assert list(table) == ["layer", "call", "batch", "head", "entropy", "received", "max", "distance"]
+    assert list(table) == ["layer", "call", "batch", "head", "entropy", "received", "max", "distance", "logit"]
     assert len(table["layer"]) == 4 * B * H
     row = table["head"].index(3)
     A = tape["a", 0].dense().double()[0, 3]

@@ -107,3 +107,11 @@ def test_numbers_of_single_rows_do_not_hold_for_later_rows():
     assert not holds_for_all_rows(Scaled(Softmax(), torch.ones(B, H, 1, 1)))
     assert not holds_for_all_rows(Scaled(Softmax(), torch.ones(I, 1)))
     assert not holds_for_all_rows(Scaled(Given(torch.ones(1, 1)), torch.ones(1)))
+
+
+def test_weights_that_are_given_have_no_logit():
+    A = given(torch.rand(B, H, 7, 7))
+    with pytest.raises(ValueError, match="the scores of these weights are not known: the model changed the weights"):
+        A.logit()
+    assert A.summary().logit.isnan().all()
+    assert A.measures()["logit"].isnan().all()

@@ -82,7 +82,8 @@ def test_a_summary_holds_all_measures_and_the_mean_of_each_cell(known):
     found, rows = reducer.summary(mesh_of())
     close(rows, statistic)
     want = {"entropy": torch.special.entr(A).sum(-1), "received": A.sum(-2), "max": A.amax(-1)}
-    close(found, want | {"distance": (A * AWAY).sum(-1), "map": bin_sums(A) / AREA})
+    logit = A.amax(-1).log() + statistic.squeeze(-1)
+    close(found, want | {"distance": (A * AWAY).sum(-1), "map": bin_sums(A) / AREA, "logit": logit})
 
 
 def test_the_largest_weights_come_with_their_keys():

@@ -22,6 +22,7 @@ ASKED = {
     "tile": lambda A: A[..., 2:9, ::3],
     "entropy": Weights.entropy,
     "received": Weights.received,
+    "logit": Weights.logit,
     "selection": lambda A: A.select(batch=0, heads=[1]).entropy(),
 }
 
@@ -135,3 +136,15 @@ def test_what_nobody_sees_has_gradients_of_zero(ask, shape):
     out = ask(q, k, v, mask=R.Padding((0,) * shape[0]), backend="tiled")
     for x, grad in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v)), strict=True):
         assert torch.equal(grad, torch.zeros_like(x))
+
+
+def test_a_row_that_sees_no_key_passes_no_gradient_to_its_logit():
+    q, k = torch.randn(2, 1, 2, 13, 3).double().requires_grad_().unbind(0)
+    for backend in ("tiled", "reference"):
+        A = weights(q, k, mask=Causal(), offset=-4, backend=backend)
+        logits = A.logit()
+        assert logits[..., :4].isneginf().all()
+        dq, dk = torch.autograd.grad(torch.where(logits == -torch.inf, 0.0, logits).sum() + 0 * A.max().sum(), (q, k))
+        assert not dq[..., :4, :].any()
+        assert dq[..., 4:, :].any()
+        assert dk.isfinite().all()

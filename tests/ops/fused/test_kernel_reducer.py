@@ -113,18 +113,30 @@ def test_means_and_maxima_of_cells_of_the_queries_that_count(terms, size, device
     cells = Axis.cells(19, -(-19 // size)), Axis.cells(40, -(-40 // size))
     got = A.summary_in(*cells, peaks=True, queries=queries.to(device))
     want = exact.summary_in(*cells, peaks=True, queries=queries)
-    for name in ("entropy", "received", "max", "distance", "map", "peaks", "statistic"):
+    for name in ("entropy", "received", "max", "distance", "logit", "map", "peaks", "statistic"):
         torch.testing.assert_close(
             getattr(got, name).cpu().double(), getattr(want, name), atol=1e-4, rtol=1e-4, msg=name
         )
+    torch.testing.assert_close(A.logit().cpu().double(), exact.logit(), atol=1e-4, rtol=1e-4)
     for name, value in A.measures(queries=queries.to(device)).items():
         torch.testing.assert_close(value.cpu().double(), getattr(want, name), atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_a_logit_far_below_its_sink_is_exact(device):
+    q, k = torch.randn(1, 2, 5, 16, device=device), torch.randn(1, 1, 9, 16, device=device)
+    A, exact = judged(q, k, {"normalize": R.SinkSoftmax(torch.tensor([200.0, 0.0])), "mask": R.Causal()}, offset=-1)
+    assert not A.max()[0, 0].any()
+    assert exact.logit()[..., 0].isneginf().all()
+    for found in (A.logit(), A.summary().logit):
+        torch.testing.assert_close(found.cpu().double(), exact.logit(), atol=1e-4, rtol=1e-4)
 
 
 def test_one_pass_finds_maxima_of_cells_of_whole_parts_of_a_tile(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        module.kernel_reductions, "reduce_by_kernel", lambda call, lse, want, mesh: asked.append(sorted(want)) or {}
+        module.kernel_reductions,
+        "reduce_by_kernel",
+        lambda call, lse, want, mesh: asked.append(sorted(want)) or {"max": 1 - NONE[..., 0]},
     )
     reducer, _ = reducer_of()
     for size in (8, 4):

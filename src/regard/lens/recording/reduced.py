@@ -13,7 +13,8 @@ from ...ops.weights import MAX_MAP_CELLS, Weights
 from ..real_tokens import RealTokens, distance_between, without_queries
 from .store import KeptTensor, Store
 
-MEASURE_NAMES = ("entropy", "received", "max", "distance")
+WEIGHT_MEASURES = ("entropy", "received", "max", "distance")
+MEASURE_NAMES = (*WEIGHT_MEASURES, "logit")
 
 
 class Reduced:
@@ -79,6 +80,10 @@ class Reduced:
         """Return the mean distance to the keys of each query: `b h i`."""
         return self["distance"]
 
+    def logit(self) -> Tensor:
+        """Return the largest score of each query: `b h i`."""
+        return self["logit"]
+
     def pool(self, rows: int, cols: int, how: How = "mean") -> Tensor:
         """Return the map of this resolution if it was kept, `b h rows cols`: the mean or the largest of each cell."""
         if how not in ("mean", "max"):
@@ -112,6 +117,8 @@ def reduce(A: Weights, keep: Sequence[str], store: Store, what: str, real: RealT
             values[name] = summary.map if name == largest else getattr(summary, name)
             if name == largest and summary.peaks is not None:
                 values[peaks_of(name)] = summary.peaks
+        elif name == "logit" and not A.call.normalize.has_scores:
+            values[name] = torch.full(A.shape[:-1], torch.nan, dtype=A.dtype, device=A.device)
         elif name in MEASURE_NAMES:
             values[name] = getattr(A, name)()
         else:

@@ -34,7 +34,7 @@ from ..recording.edge_weights import EdgeWeights
 from ..recording.observed import weights_of_observed
 from ..recording.record import Extras
 from ..recording.recorder import Key
-from ..recording.reduced import MEASURE_NAMES, Reduced
+from ..recording.reduced import MEASURE_NAMES, WEIGHT_MEASURES, Reduced
 from ..recording.sampled_weights import SampledWeights, SparseWeights
 from ..recording.store import TensorInMemory
 from ..recording.unseen import Unseen
@@ -301,8 +301,7 @@ def _entry_json(
 
 def summary_tensors(summary: Summary, overview: Overview) -> dict[str, Tensor]:
     """Return the tensors of a summary by name, without the row statistic, which is stored with the weights."""
-    names = (*MEASURE_NAMES, "map") if summary.peaks is None else (*MEASURE_NAMES, "map", "peaks")
-    measures = {name: getattr(summary, name) for name in names}
+    measures = {name: x for name in (*MEASURE_NAMES, "map", "peaks") if (x := getattr(summary, name)) is not None}
     return measures | {f"overview.{name}": getattr(overview, name) for name in OVERVIEW_FIELDS}
 
 
@@ -354,9 +353,8 @@ def _read_entry(
 
 def read_summary(source: Any, A: Weights, tensors: Mapping[str, Tensor]) -> tuple[Summary, Overview]:
     """Return the summary whose tensors `source` names; `ValueError` unless they have the shapes of the weights."""
-    names = [*MEASURE_NAMES, "map"]
-    if isinstance(source, dict) and "peaks" in source:  # files of earlier versions have none
-        names.append("peaks")
+    names = [*WEIGHT_MEASURES, "map"]
+    names += [name for name in ("logit", "peaks") if isinstance(source, dict) and name in source]  # later additions
     check_fields("a summary", source, *names, *(f"overview.{name}" for name in OVERVIEW_FIELDS))
     measures = {name: tensor_named(at, tensors) for name, at in source.items()}
     for name in names:

@@ -175,7 +175,7 @@ def _measures_of(measured: Summary | Reduced | SparseWeights) -> tuple[dict[str,
     if isinstance(measured, SparseWeights):
         measured = measured.measures()
     if isinstance(measured, Summary):
-        measures = {name: getattr(measured, name) for name in (*MEASURE_NAMES, "map")}
+        measures = {name: x for name in (*MEASURE_NAMES, "map") if (x := getattr(measured, name)) is not None}
         return measures, torch.Size((*measured.entropy.shape, measured.received.shape[-1])), measured.axes
     measures = {name: measured[name] for name in MEASURE_NAMES if name in measured.kept}
     if not measured.maps:
@@ -185,7 +185,9 @@ def _measures_of(measured: Summary | Reduced | SparseWeights) -> tuple[dict[str,
 
 
 def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[str, Tensor]:
-    """Return the `b h` mean of each measure, in float64; for `received` the largest share of one key."""
+    """Return the `b h` mean of each measure, in float64; of `received` the largest share of one key, of `logit` the
+    largest.
+    """
     if isinstance(A, Weights):
         measures, shape = measures_over(A, real), A.shape
     else:
@@ -193,7 +195,10 @@ def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[
     measures = {name: measures[name].double() for name in MEASURE_NAMES if name in measures}
     device = next(iter(measures.values())).device if measures else None
     visible = _counted_queries(measures, shape, device, real.queries)
-    means = {name: _mean_over_queries(x, visible) for name, x in measures.items() if name != "received"}
+    averaged = (name for name in measures if name not in ("received", "logit"))
+    means = {name: _mean_over_queries(measures[name], visible) for name in averaged}
+    if "logit" in measures:
+        means["logit"] = largest_logit(measures["logit"], visible)
     if "received" in measures:
         received = measures["received"]
         largest = received.amax(-1) if shape[-1] else received.sum(-1)  # amax of no keys raises, their sum is 0
@@ -204,9 +209,20 @@ def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[
 def _counted_queries(
     measures: Mapping[str, Tensor], shape: torch.Size, device: torch.device | None, queries: Tensor | None
 ) -> Tensor:
-    """Return `b h i`: whether a query is real and sees any key; the latter is unknown if `max` was not kept."""
-    sees = measures["max"] != 0 if "max" in measures else torch.ones(shape[:-1], dtype=torch.bool, device=device)
+    """Return `b h i`: whether a query is real and sees any key; unknown unless `max` or `logit` was kept."""
+    if "max" in measures:
+        sees = measures["max"] != 0
+    elif "logit" in measures:
+        sees = measures["logit"] != -math.inf
+    else:
+        sees = torch.ones(shape[:-1], dtype=torch.bool, device=device)
     return sees if queries is None else sees & queries.to(sees.device).view(*shape[:-3], 1, shape[-2])
+
+
+def largest_logit(logits: Tensor, visible: Tensor) -> Tensor:
+    """Return the largest of `b h i` among the queries that count: `b h`; -inf if there is none."""
+    found = torch.where(visible, logits, -math.inf)
+    return found.amax(-1) if found.shape[-1] else found.new_full(found.shape[:-1], -math.inf)
 
 
 def _mean_over_queries(x: Tensor, visible: Tensor) -> Tensor:

@@ -582,7 +582,9 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         """Return one row for each layer, call, batch row and head, and one column for each measure.
 
         Entropy, largest weight and distance are means over the queries that are real tokens and see a key; received is
-        the largest share of their attention that one key gets. A text has the same numbers alone and in a padded batch.
+        the largest share of their attention that one key gets, and logit the largest score of any of them. A text has
+        the same numbers alone and in a padded batch.
+
         The result is a pandas data frame if pandas is installed, else a dictionary of columns that prints as a table.
         It warns if the tape is partial, and then the data frame has the share of the layers that it holds in
         `attrs["coverage"]`.

@@ -28,6 +28,7 @@ class Given(Normalizer):
     weights: Tensor
 
     signed: ClassVar[bool] = True
+    has_scores: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_tensor("Given weights", self.weights)

@@ -33,7 +33,7 @@ class BlockReducer:
     def summary(
         self, mesh: Mesh | None, peaks: bool = False, queries: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Entropy, received mass, maximum and distance in one pass, with a mesh the map, with `peaks` the maxima of it.
+        """Entropy, received mass, maximum, distance, logit in one pass; with a mesh the map, with `peaks` its maxima.
 
         With `queries`, `b i`, the rows of all others count as rows that see no key.
         """
@@ -63,6 +63,9 @@ class BlockReducer:
         if self.call.backend == "reference":
             with no_autocast(self.call.q.device):
                 prepared = self._prepare()
+                if reduction.reads_scores:
+                    s = reference.masked_scores(prepared)
+                    return reduction.of(prepared, prepared.whole, s, None), self.statistic
                 A, statistic = reference.weigh(prepared)
                 return reduction.of(prepared, prepared.whole, A, statistic), statistic
         if in_functorch():

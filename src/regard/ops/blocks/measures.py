@@ -34,6 +34,13 @@ def largest() -> Reduction:
     return Reduction(lambda prepared, block, A, x: A.amax(-1) if A.shape[-1] else A.sum(-1), "rows", measure="max")
 
 
+def logit() -> Reduction:
+    """max_j s, the largest score: `b h i`; -inf for a row that sees no key."""
+    return Reduction(
+        lambda prepared, block, s, x: _largest_score(s), "rows", measure="logit", reads_scores=True, empty=-math.inf
+    )
+
+
 def distance() -> Reduction:
     """sum_j A abs(i - j): `b h i`."""
     return Reduction(lambda prepared, block, A, x: (A * (block.i - block.j).abs()).sum(-1), "rows", measure="distance")
@@ -72,10 +79,16 @@ def _entropy(prepared: PreparedCall, A: Tensor) -> Tensor:
     return torch.where((A < 0).any(-1), math.nan, found) if prepared.normalize.signed else found
 
 
+def _largest_score(s: Tensor) -> Tensor:
+    """The largest score of each row; a row that sees no key passes no gradient."""
+    top = s.amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    return torch.where(top == -math.inf, -math.inf, top)
+
+
 def summarize(
     prepared: PreparedCall, mesh: Mesh | None = None, peaks: bool = False, queries: Tensor | None = None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Entropy, received mass, maximum and distance in one pass, and the row statistic.
+    """Entropy, received mass, maximum, distance and logit in one pass, and the row statistic.
 
     With a mesh also the map of bin sums, with `peaks` the largest entry of each pair of bins. With `queries`, `b i`,
     the rows of all others are zeros.
@@ -85,6 +98,7 @@ def summarize(
     if mesh is not None:
         shapes["map"] = mesh.shape
     found = {name: prepared.q.new_zeros(b, h, *shape) for name, shape in shapes.items()}
+    found["logit"] = prepared.q.new_full((b, h, i), -math.inf if prepared.normalize.has_scores else math.nan)
     if mesh is not None:
         row_bins, col_bins = mesh.ids
         if peaks:
@@ -94,6 +108,7 @@ def summarize(
         block = planned.block
         at = block.batch, block.heads, block.rows
         s = scores(prepared, planned)
+        logits = s.amax(-1)
         if prepared.statistic is not None and isinstance(prepared.normalize, (Softmax, SinkSoftmax)):
             log = s.sub_(_finite(prepared.statistic[at]))
             A = log.exp()
@@ -106,6 +121,9 @@ def summarize(
         if queries is not None:
             hidden = ~queries[block.batch, None, block.rows]
             A, entropies = A.masked_fill_(hidden[..., None], 0.0), entropies.masked_fill(hidden, 0.0)
+            logits = logits.masked_fill_(hidden, -math.inf)
+        if prepared.normalize.has_scores:
+            found["logit"][at] = logits
         found["max"][at] = A.amax(-1)
         found["entropy"][at] = entropies
         found["distance"][at] = _mean_distance(A, block)

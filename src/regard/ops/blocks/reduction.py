@@ -31,7 +31,8 @@ class Reduction:
     """`value(prepared, block, A, x)`: the contribution of a block to the result, along "rows" or along "keys".
 
     Without a value the result is the row statistic. `x` is the other factor of a product; `tail` is the shape of one
-    row (or key) of the result; `measure` is its name if there is a kernel for it.
+    row (or key) of the result; `measure` is its name if there is a kernel for it. With `reads_scores` the function gets
+    the scores of the block, hidden entries -inf, instead of its weights; `empty` is the result of rows in no block.
     """
 
     value: Callable[[PreparedCall, Block, Tensor, Tensor | None], Tensor] | None
@@ -39,6 +40,8 @@ class Reduction:
     tail: tuple[int, ...] = ()
     x: Tensor | None = None
     measure: str | None = None
+    reads_scores: bool = False
+    empty: float = 0.0
 
     def of(self, prepared: PreparedCall, block: Block, A: Tensor, statistic: Tensor | None) -> Tensor:
         """The value of a block, given its weights and the statistic of its rows."""
@@ -161,14 +164,21 @@ class DifferentiableOnce(torch.autograd.Function):
         raise RuntimeError("this backend is differentiable once; pass backend='reference' for second derivatives")
 
 
+def _operand(prepared: PreparedCall, reduction: Reduction, planned: PlannedBlock) -> tuple[Tensor, Tensor | None]:
+    """The entries of a block that a reduction reads, and their row statistic if it is computed for them."""
+    return (scores(prepared, planned), None) if reduction.reads_scores else weigh(prepared, planned)
+
+
 def _forward(prepared: PreparedCall, reduction: Reduction) -> tuple[Tensor, Tensor | None]:
     b, h, i, j = prepared.shape
     n = i if reduction.along == "rows" else j
-    result = prepared.q.new_zeros(b, h, n, *reduction.tail)
-    statistic = empty_row_statistic(prepared) if prepared.statistic is None else prepared.statistic.clone()
+    result = prepared.q.new_full((b, h, n, *reduction.tail), reduction.empty)
+    statistic = None if prepared.statistic is None else prepared.statistic.clone()
+    if statistic is None and not reduction.reads_scores:
+        statistic = empty_row_statistic(prepared)
     for planned in planned_blocks(prepared):
         block = planned.block
-        A, rows = weigh(prepared, planned)
+        A, rows = _operand(prepared, reduction, planned)
         _place(result, reduction, block, reduction.of(prepared, block, A, rows))
         if statistic is not None and rows is not None:
             statistic[block.batch, block.heads, block.rows] = rows
@@ -214,7 +224,7 @@ def _add_block_gradients(
 
     def value(take: Take) -> Tensor:
         block = replace(planned.block, take=take)
-        return reduction.of(prepared, block, *weigh(prepared, PlannedBlock(block, planned.masked)))
+        return reduction.of(prepared, block, *_operand(prepared, reduction, PlannedBlock(block, planned.masked)))
 
     add_gradients(value, take_entries(grad, _where(reduction, planned.block)), needed, totals, prepared.q.dtype)
 

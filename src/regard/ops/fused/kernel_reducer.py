@@ -13,11 +13,14 @@ from ..blocks.block_reducer import Answer, BlockReducer
 from ..blocks.pool_bins import Mesh
 from ..blocks.reduction import Reduction
 from ..call import Call, no_autocast
+from ..terms.normalizers import SinkSoftmax, Softmax
 from . import kernel_reductions
 from .topk_entries import saves_work, topk
 
 MEASURES = frozenset(("entropy", "received", "max", "distance"))
+MAX = frozenset(("max",))
 PEAKS = frozenset(("peaks",))
+SMALLEST_EXACT_WEIGHT = 2.0**-100  # a smaller one may have lost digits in float32, or be 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +38,7 @@ class KernelReducer:
     def summary(
         self, mesh: Mesh | None, peaks: bool = False, queries: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Entropy, received mass, maximum and distance in one pass, with a mesh the map, with `peaks` the maxima of it.
+        """Entropy, received mass, maximum, distance, logit in one pass; with a mesh the map, with `peaks` its maxima.
 
         With `queries`, `b i`, the rows of all others count as rows that see no key.
         """
@@ -43,13 +46,12 @@ class KernelReducer:
         # The weights of a row are 0 if the logarithm of its sum is -inf.
         counted = statistic if queries is None else statistic.masked_fill(~queries[:, None, :, None], -math.inf)
         want = MEASURES if mesh is None else MEASURES | {"map"}
-        if mesh is None or not peaks:
-            return kernel_reductions.reduce_by_kernel(self.call, counted, want, mesh), statistic
-        if kernel_reductions.finds_peaks_at_once(mesh):
-            return kernel_reductions.reduce_by_kernel(self.call, counted, want | {"peaks"}, mesh), statistic
-        found = kernel_reductions.reduce_by_kernel(self.call, counted, want, mesh)
-        maxima = kernel_reductions.reduce_by_kernel(self.call, counted, PEAKS, replace(mesh, how="max"))
-        return found | maxima, statistic
+        has_peaks = mesh is not None and peaks
+        at_once = mesh is not None and has_peaks and kernel_reductions.finds_peaks_at_once(mesh)
+        found = kernel_reductions.reduce_by_kernel(self.call, counted, want | PEAKS if at_once else want, mesh)
+        if mesh is not None and has_peaks and not at_once:
+            found |= kernel_reductions.reduce_by_kernel(self.call, counted, PEAKS, replace(mesh, how="max"))
+        return found | {"logit": self._logit(found["max"], counted)}, statistic
 
     def pool(self, mesh: Mesh) -> Answer:
         """The mean, sum or maximum of each pair of bins: `b h rows cols`."""
@@ -106,6 +108,22 @@ class KernelReducer:
         assert statistic is not None
         return statistic
 
+    def _logit(self, largest: Tensor, statistic: Tensor) -> Tensor:
+        """The largest score of each row, log max_j A + lse: from the largest weight and the row statistic."""
+        lse = statistic.squeeze(-1).to(largest.dtype)
+        logit = largest.log() + lse
+        if isinstance(self.call.normalize, SinkSoftmax):
+            # All weights of a row may vanish beside its sink. Those of the softmax without it do not.
+            lost = (largest < SMALLEST_EXACT_WEIGHT) & (lse > -math.inf)
+            if bool(lost.any()):
+                plain = replace(self.call, normalize=Softmax())
+                exact, _ = replace(self, call=plain, statistic=None)._reduce("logit")
+                logit = torch.where(lost, exact, logit)
+        return logit
+
     def _reduce(self, name: str, mesh: Mesh | None = None) -> Answer:
         statistic = self.row_statistic()
+        if name == "logit":
+            largest = kernel_reductions.reduce_by_kernel(self.call, statistic, MAX)["max"]
+            return self._logit(largest, statistic), statistic
         return kernel_reductions.reduce_by_kernel(self.call, statistic, frozenset((name,)), mesh)[name], statistic

@@ -27,6 +27,7 @@ class Normalizer(Term):
     """A row statistic and an elementwise map."""
 
     signed: ClassVar[bool] = False  # weights may be negative
+    has_scores: ClassVar[bool] = True  # weights are a function of the scores of q and k
 
     def statistic(self, s: Tensor, at: Coordinates) -> Tensor | None:
         """Return one number per row of scores, `b h i j -> b h i 1`; None if the map needs none."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...lens.analysis.alignment import argmax_links, mutual_links
 from ...lens.analysis.flow import reachable_product, rollout_per_layer
 from ...lens.analysis.pair_steps import pair_steps
-from ...lens.recording.reduced import MEASURE_NAMES, Reduced
+from ...lens.recording.reduced import WEIGHT_MEASURES, Reduced
 from ...lens.tape.hidden_keys import KINDS
 from ...lens.tape.overview import THUMBNAIL_CELLS
 from ...ops.blocks.resample import shrink
@@ -207,10 +207,10 @@ class ViewerApi:
         self.library.heads(A, chosen.head)
         check_below("level", level, pyramid.levels(*A.shape[-2:]) + 8)
         if isinstance(A, Reduced):
-            kept = {name: A[name] for name in MEASURE_NAMES if name in A.kept}
+            kept = {name: A[name] for name in WEIGHT_MEASURES if name in A.kept}
         else:
             summary = self.library.summary(chosen.capture, chosen.layer)
-            kept = {name: getattr(summary, name) for name in MEASURE_NAMES}
+            kept = {name: getattr(summary, name) for name in WEIGHT_MEASURES}
         one = {name: x[chosen.batch] for name, x in kept.items()}
         rows = {name: x[chosen.head] if isinstance(chosen.head, int) else x.mean(0) for name, x in one.items()}
         tape, key = self.library.capture(chosen.capture).tape, self.library.capture(chosen.capture).keys[chosen.layer]
