@@ -20,7 +20,7 @@ from PIL import Image
 
 import regard
 from regard import Weights
-from regard.cli import app
+from regard.cli.commands import app
 from regard.lens import Tape
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 from typer.main import get_command
 
-from regard.cli import app
+from regard.cli.commands import app
 from regard.data import Tokenizer
 from regard.models import pretrained
 from regard.train import Stopped, checkpoint

@@ -7,30 +7,6 @@ normalize.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .ops.merge import merge
-from .ops.operator import attend, explain, weights
-from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
-from .ops.terms.masks import (
-    Blocks,
-    Causal,
-    Chunked,
-    Dense,
-    Diagonal,
-    Dilated,
-    Documents,
-    Global,
-    Near,
-    Neighborhood,
-    Padding,
-    Prefix,
-    Rule,
-    Window,
-)
-from .ops.terms.normalizers import Entmax, Hard, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
-from .ops.terms.parse import parse
-from .ops.terms.scores import Additive, Bilinear, Cosine, Dot, Location, Score
-from .ops.weights import Summary, Weights
-
 __version__ = "0.1.0"
 
 __all__ = [
@@ -77,6 +53,20 @@ __all__ = [
 
 ROOMS = ("data", "decode", "lens", "models", "nn", "tasks", "train", "views")
 
+# The module of each public name; a module is imported when a name of it is first used, and PyTorch with it.
+NAMES_BY_MODULE = {
+    "ops.merge": "merge",
+    "ops.operator": "attend explain weights",
+    "ops.terms.biases": "Added Alibi Bias Gaussian Relative",
+    "ops.terms.masks": "Blocks Causal Chunked Dense Diagonal Dilated Documents "
+    "Global Near Neighborhood Padding Prefix Rule Window",
+    "ops.terms.normalizers": "Entmax Hard Sigmoid SinkSoftmax Softmax Sparsemax Tapered",
+    "ops.terms.parse": "parse",
+    "ops.terms.scores": "Additive Bilinear Cosine Dot Location Score",
+    "ops.weights": "Summary Weights",
+}
+MODULE_OF = {name: module for module, names in NAMES_BY_MODULE.items() for name in names.split()}
+
 
 if TYPE_CHECKING:
     from . import data as data
@@ -87,17 +77,43 @@ if TYPE_CHECKING:
     from . import tasks as tasks
     from . import train as train
     from . import views as views
-    from .lens import capture as capture
+    from .lens.capture import capture as capture
+    from .ops.merge import merge
+    from .ops.operator import attend, explain, weights
+    from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
+    from .ops.terms.masks import (
+        Blocks,
+        Causal,
+        Chunked,
+        Dense,
+        Diagonal,
+        Dilated,
+        Documents,
+        Global,
+        Near,
+        Neighborhood,
+        Padding,
+        Prefix,
+        Rule,
+        Window,
+    )
+    from .ops.terms.normalizers import Entmax, Hard, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
+    from .ops.terms.parse import parse
+    from .ops.terms.scores import Additive, Bilinear, Cosine, Dot, Location, Score
+    from .ops.weights import Summary, Weights
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import the other rooms when first used: `regard.nn.Attention` and `regard.capture` after `import regard`."""
+        """Import a name or a room when first used: `regard.attend`, `regard.nn.Attention` after `import regard`."""
         if name == "capture":
             return import_module("regard.lens").capture
+        if name in MODULE_OF:
+            value = globals()[name] = getattr(import_module(f"regard.{MODULE_OF[name]}"), name)
+            return value
         if name not in ROOMS:
             raise AttributeError(f"module 'regard' has no attribute {name!r}")
         return import_module(f"regard.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *ROOMS, "capture"})
+    return sorted({*globals(), *__all__, *ROOMS, "capture"})

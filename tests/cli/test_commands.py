@@ -11,12 +11,12 @@ import torch
 import typer
 
 import regard
-from regard import cli
+from regard.cli import commands
 from regard.train import CheckpointError, NonFiniteError, ResourceError
 from tests.cli.commands import run, well
 
-TRAINED = [("train", command.name) for command in cli.train.registered_commands]
-USED = [(command.name or command.callback.__name__,) for command in cli.app.registered_commands]
+TRAINED = [("train", command.name) for command in commands.train.registered_commands]
+USED = [(command.name or command.callback.__name__,) for command in commands.app.registered_commands]
 
 
 @pytest.mark.parametrize("command", [*TRAINED, *USED], ids=" ".join)
@@ -25,7 +25,7 @@ def test_help_has_an_example_and_a_word_on_every_option(command):
     assert re.search(r"Examples?:", shown)
     assert f"regard {' '.join(command)} " in shown
     for line in shown.splitlines():
-        if match := re.match(r"│ \*? *(--[\w-]+)(?:\s+--no-[\w-]+)?\s+<[^>]*>(.*)│", line):
+        if match := re.match(r"│ \*? *(--[\w-]+)(?:\s+--no-[\w-]+)?(?:\s+[A-Z]\S*| {3,}\S+\|\S+)?(.*)│", line):
             assert match[2].strip(), match[1]
 
 
@@ -33,6 +33,26 @@ def test_help_groups_the_flags():
     shown = well("train", "translation", "--help").out
     for panel in ("Run", "Training data", "Validation data", "Vocabulary", "Model", "Batching", "Training"):
         assert f"─ {panel} ─" in shown
+
+
+def test_help_shows_no_types_of_python():
+    for command in (("view",), ("train", "translation"), ()):
+        shown = well(*command, "--help").out
+        assert not re.search(r"<(bool|str|int|float|list|Path)", shown)
+    assert "Usage: regard translate [OPTIONS] RUN..." in well("translate", "--help").out
+
+
+def test_help_of_a_run_has_the_flags_of_its_task_only(translator):
+    shown = well("evaluate", translator, "--help").out
+    assert "--tokenize" in shown
+    assert "--document-column" not in shown
+    assert "--document-column" in well("evaluate", "--help").out
+
+
+def test_flags_that_a_task_cannot_use_are_not_offered():
+    assert "--forcing" in well("train", "translation", "--help").out
+    for task in ("language", "answering", "classification", "captioning"):
+        assert "--forcing" not in well("train", task, "--help").out
 
 
 def test_the_version_is_that_of_the_package():
@@ -67,21 +87,21 @@ def test_each_failure_has_its_exit_code_and_one_printable_line(error, code, line
     def fails(**options):
         raise error
 
-    monkeypatch.setattr(cli, "app", fails)
-    assert run("anything") == (code, "", f"error: {line}\n")
+    monkeypatch.setattr(commands, "app", fails)
+    assert run("demo") == (code, "", f"error: {line}\n")
 
 
 def test_memory_that_the_machine_does_not_have_ends_a_command_with_its_exit_code(monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda **options: torch.empty(2**60))
-    ended = run("anything")
+    monkeypatch.setattr(commands, "app", lambda **options: torch.empty(2**60))
+    ended = run("demo")
     assert ended.code == 5
     assert re.fullmatch("error: out of memory: .*; use a smaller batch, beam or model\n", ended.err)
 
 
 @pytest.mark.filterwarnings("default")
 def test_a_warning_is_one_line_that_names_no_place_in_the_code(monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda **options: warnings.warn("the epoch restarts", stacklevel=1))
-    assert run("anything") == (0, "", "warning: the epoch restarts\n")
+    monkeypatch.setattr(commands, "app", lambda **options: warnings.warn("the epoch restarts", stacklevel=1))
+    assert run("demo") == (0, "", "warning: the epoch restarts\n")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
@@ -89,14 +109,14 @@ def test_an_interrupted_command_says_nothing(error, monkeypatch):
     def fails(**options):
         raise error
 
-    monkeypatch.setattr(cli, "app", fails)
-    assert run("anything") == (130, "", "")
+    monkeypatch.setattr(commands, "app", fails)
+    assert run("demo") == (130, "", "")
 
 
 def test_a_bug_is_not_taken_for_bad_input(monkeypatch):
     def fails(**options):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli, "app", fails)
+    monkeypatch.setattr(commands, "app", fails)
     with pytest.raises(ZeroDivisionError):
-        run("anything")
+        run("demo")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from regard.cli.training_flags import Training
+from regard.cli.training_flags import DecoderTraining, Training
 from regard.train import Constant, Cosine, Exponential, InverseSigmoid, InverseSquareRoot, Linear, Plateau
 from tests.cli.commands import SMALL, well
 
@@ -57,13 +57,13 @@ def test_the_best_checkpoint_is_chosen_by_the_metric_named(files, tmp_path):
     ],
 )
 def test_a_recipe_has_the_schedules_that_the_flags_name(settings, rate, forcing):
-    recipe = Training(**settings).recipe("loss")
+    recipe = DecoderTraining(**settings).recipe("loss")
     assert (recipe.rate, recipe.forcing) == (rate, forcing)
 
 
 def test_a_recipe_trains_for_10_000_steps_unless_steps_or_epochs_are_given():
     for settings, steps, epochs in (({}, 10_000, None), ({"steps": 3}, 3, None), ({"epochs": 2}, None, 2)):
-        recipe = Training(**settings).recipe("loss")
+        recipe = DecoderTraining(**settings).recipe("loss")
         assert (recipe.steps, recipe.epochs) == (steps, epochs)
 
 
@@ -100,4 +100,4 @@ def test_as_many_checkpoints_are_kept_as_will_be_averaged():
 )
 def test_flags_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        Training(**settings).recipe("bleu", "loss")
+        DecoderTraining(**settings).recipe("bleu", "loss")

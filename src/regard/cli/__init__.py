@@ -13,101 +13,33 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from .. import __version__
-from ..train import Failure
-from ..train.failures import FULL_DISK, memory_errors
-from ..train.progress import printable
-from . import (
-    answering,
-    captioning,
-    classification,
-    demo,
-    explain,
-    language,
-    look,
-    runs,
-    serve,
-    summarization,
-    train_command,
-    translation,
-)
-from .flags import OnceCommand
+from ..printable import printable
+from .command_table import RIGHT, TableGroup
 from .terminal import is_main_process, print_status
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
-
-class TrainFirst(TyperGroup):
-    """Lists the group `train` first; typer lists command groups last."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the commands, `train` first."""
-        return sorted(super().list_commands(ctx), key=lambda name: name != "train")
-
-
 app = typer.Typer(
-    cls=TrainFirst,
+    cls=TableGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-)
-train = typer.Typer(no_args_is_help=True, help="Train a model. Each task has a command, listed by regard train --help.")
-app.add_typer(train, name="train", rich_help_panel="Train")
-check = typer.Typer(
-    no_args_is_help=True, help="Print what a training run would read, learn and need, without training."
-)
-app.add_typer(check, name="check-data", rich_help_panel="Train")
-
-TASKS: tuple[tuple[str, Any, Any], ...] = (
-    ("translation", translation.TranslationPlan, translation.train),
-    ("language", language.LanguagePlan, language.train),
-    ("summarization", summarization.SummarizationPlan, summarization.train),
-    ("answering", answering.AnsweringPlan, answering.train),
-    ("classification", classification.ClassificationPlan, classification.train),
-    ("captioning", captioning.CaptioningPlan, captioning.train),
-)
-for name, plan, run in TASKS:
-    train_command.add_train_command(train, name, plan, run)
-    train_command.add_check_command(check, name, plan, run)
-
-app.command(rich_help_panel="Train", cls=OnceCommand)(demo.demo)
-app.command(rich_help_panel="Train", cls=OnceCommand)(runs.average)
-for use in (
-    translation.translate,
-    translation.align,
-    language.generate,
-    summarization.summarize,
-    answering.answer,
-    classification.classify,
-    captioning.caption,
-):
-    app.command(rich_help_panel="Use", cls=OnceCommand)(use)
-app.command(rich_help_panel="Use", cls=OnceCommand)(serve.serve)
-app.command("evaluate", rich_help_panel="Use", cls=OnceCommand)(runs.evaluate)
-app.command("score", rich_help_panel="Use", cls=OnceCommand)(runs.score)
-app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.look)
-app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.view)
-app.command(rich_help_panel="Look inside", cls=OnceCommand)(explain.explain)
-app.command(rich_help_panel="Look inside", cls=OnceCommand, context_settings={"ignore_unknown_options": True})(
-    explain.bench
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with memory_errors("use a smaller batch, beam or model"), warnings.catch_warnings():
-            warnings.showwarning = _print_warning
-            code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        code = _parse(given)
+        if code is RIGHT:
+            code = _run(given)
         sys.stdout.flush()
     except UsageError as error:
         problem = error.format_message().replace(": Value error, ", ": ").removesuffix(".")
         _fail(f"{problem or 'expected a command'}; see --help", 2)
-    except Failure as error:
-        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of our output has closed it. Without dup2, Python would print an error when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -115,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except OSError as error:
+        from ..train.failures import FULL_DISK
+
         if error.errno in FULL_DISK:
             where = error.filename or "standard output"
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # closing the stream would fail once more
@@ -123,6 +57,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ValueError as error:
         _fail(str(error), 2)
     sys.exit(code or 0)
+
+
+def _parse(arguments: list[str]) -> Any:
+    """Answer a call for help or raise for bad arguments by the table; return `RIGHT` if a command can run."""
+    command: Any = TableGroup()
+    path, rest = "regard", arguments
+    while rest and isinstance(command, TableGroup) and (named := command.get_command(None, rest[0])):
+        command, path, rest = named, f"{path} {rest[0]}", rest[1:]
+    return (app if path == "regard" else command)(args=rest, prog_name=path, standalone_mode=False)
+
+
+def _run(arguments: list[str]) -> Any:
+    """Run the command that the arguments name; it imports PyTorch."""
+    from ..train.failures import Failure, memory_errors
+    from . import commands
+
+    try:
+        with memory_errors("use a smaller batch, beam or model"), warnings.catch_warnings():
+            warnings.showwarning = _print_warning
+            return commands.app(args=arguments, standalone_mode=False, prog_name="regard")
+    except Failure as error:
+        _fail(str(error), error.exit_code)
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -145,9 +101,11 @@ def root(
 ) -> None:
     """Attention in neural networks: train models, use them, and look inside.
 
-    Example:
+    Examples:
 
-        regard train translation --source a.de --target a.en --out runs/deen && regard translate runs/deen < in.de
+        regard look --sample
+
+        regard train translation --source a.de --target a.en --out runs/deen
 
     New here? Run regard demo, which trains four small models in a few minutes and shows their attention.
     """

@@ -129,7 +129,7 @@ class AnsweringEvaluation(QuestionFile):
 
 
 def answer(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     document: Annotated[Path | None, typer.Option(help="File with the text to find answers in.")] = None,
     question: Annotated[
         list[str] | None,

@@ -135,7 +135,7 @@ class CaptioningScoring(CaptionFiles):
 
 
 def caption(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     images: Annotated[list[Path], typer.Argument(help="Image files to describe.", metavar="IMAGE")],
     beam: Beam = 3,
     nbest: Annotated[int, typer.Option(help="Number of captions to print for each image, with their scores.")] = 1,

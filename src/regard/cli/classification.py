@@ -199,7 +199,7 @@ class ClassificationEvaluation(LabelledFiles):
 
 
 def classify(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     images: Annotated[
         list[Path] | None,
         typer.Argument(help="Image files to classify. Default: classify the lines of standard input.", metavar="IMAGE"),

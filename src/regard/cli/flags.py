@@ -13,15 +13,54 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 NONE = type(None)
 
 
-class OnceCommand(TyperCommand):
+METAVARS: Mapping[Any, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH"}
+
+
+def _plain_words(parameter: Any) -> Any:
+    """Show a parameter in words instead of Python's types: `N` for a number, nothing for a switch."""
+    if parameter.param_type_name == "argument":
+        parameter.display_type_rich = lambda ctx: None
+    elif parameter.metavar is None:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        else:
+            kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+            kind = get_args(kind)[0] if get_origin(kind) is list else kind
+            choices = get_args(kind) if get_origin(kind) is Literal else None
+            parameter.metavar = "|".join(choices) if choices else METAVARS.get(kind)
+    return parameter
+
+
+class PlainHelp(TyperCommand):
+    """A command whose help names values in words: `N`, `PATH`, `RUN...`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, `--help` among them."""
+        return [_plain_words(parameter) for parameter in super().get_params(ctx)]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The arguments in the line of usage, without the braces that typer puts around names."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with the help of `PlainHelp`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, `--help` among them."""
+        return [_plain_words(parameter) for parameter in super().get_params(ctx)]
+
+
+class OnceCommand(PlainHelp):
     """A command that refuses an option given twice, since the last value would win, unless it takes several."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -52,8 +91,7 @@ class Flag:
     def parameter(self, panel: str) -> inspect.Parameter:
         """The parameter from which typer makes the option; its value is None if the user leaves it out."""
         name = f"{self.name}/--no-{self.name[2:]}" if self.type is bool else self.name
-        shown = "<str>" if self.many else None
-        option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False, metavar=shown)
+        option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False)
         kind = list[self.type] if self.many else self.type  # type: ignore[name-defined]
         return inspect.Parameter(
             self.key, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind | None, option], default=None

@@ -110,7 +110,7 @@ class LanguageScoring(TextFile):
 
 
 def generate(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
     samples: Annotated[int, typer.Option(help="Number of texts to generate.")] = 1,

@@ -15,12 +15,12 @@ from ..train.dataclass_json import from_json
 from . import answering, captioning, classification, fingerprints, language, summarization, translation
 from .averaging import average_checkpoints
 from .device import Device
-from .flags import Flag, command, flags_of
+from .flags import Flag, OnceCommand, command, flags_of
 from .terminal import print_status
 from .train_command import PLAN_FILE, reading_settings
 
 Folders = Annotated[
-    list[Path], typer.Argument(help="Folder of a run, or of several runs to use as an ensemble.", metavar="DIR")
+    list[Path], typer.Argument(help="Folder of a run, or of several runs to use as an ensemble.", metavar="RUN")
 ]
 
 # What a run of each task can be run_task: a dataclass of flags, with `run(folders, device)`.
@@ -55,6 +55,36 @@ def task_command(settings: Mapping[str, Any], run: Callable[[Any], None]) -> Cal
     return made
 
 
+def help_of_run(settings: Mapping[str, Any], run: Callable[[Any], None]) -> type[OnceCommand]:
+    """Return the class of a command whose `--help`, beside a run, shows the flags of its task only."""
+
+    class HelpOfRun(OnceCommand):
+        """A command with the flags of all tasks."""
+
+        help_is_of_run = True
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            """Parse the arguments, or print the help of the task of a run and exit."""
+            folders = [Path(argument) for argument in args if Path(argument).is_dir()]
+            if "--help" not in args or not folders:
+                return super().parse_args(ctx, args)
+            task = task_of_run(settings, folders[0])
+            app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            app.command(cls=OnceCommand)(task_command({task: settings[task]}, run))
+            app(args=["--help"], prog_name=ctx.command_path, standalone_mode=False)
+            raise typer.Exit
+
+    return HelpOfRun
+
+
+def task_of_run(settings: Mapping[str, Any], folder: Path) -> str:
+    """Return the task of a run; raise unless `settings` has it."""
+    task = run_folder.task_of(run_folder.open_run(folder))
+    if task not in settings:
+        raise ValueError(f"{folder} is a run of the task {task!r}, expected {' or '.join(map(repr, settings))}")
+    return task
+
+
 def shared_flags(settings: Mapping[str, Any]) -> dict[str, list[Flag]]:
     """Group the flags of all tasks by panel; a flag of several tasks appears once, in a panel of its own.
 
@@ -80,10 +110,8 @@ def shared_flags(settings: Mapping[str, Any]) -> dict[str, list[Flag]]:
 
 def task_settings(settings: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
     """Return the settings that the flags make, for the task of these runs; raise for a flag of another task."""
+    task = task_of_run(settings, folders[0])
     checkpoint = run_folder.open_run(folders[0])
-    task = run_folder.task_of(checkpoint)
-    if task not in settings:
-        raise ValueError(f"{folders[0]} is a run of the task {task!r}, expected {' or '.join(map(repr, settings))}")
     known = [flag.name for flag in flags_of(task, settings[task])]
     for flag in given:
         if flag.name not in known:
@@ -154,7 +182,7 @@ score = task_command(SCORINGS, print_scores)
 
 def average(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folder of a run, or folders of its checkpoints.", metavar="DIR")
+        list[Path], typer.Argument(help="Folder of a run, or folders of its checkpoints.", metavar="RUN")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new checkpoint, which can be used like a run.")],
     last: Annotated[int, typer.Option(help="Number of newest checkpoints of a run to average.")] = 5,

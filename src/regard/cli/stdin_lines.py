@@ -16,7 +16,7 @@ from .stdin_chunks import chunks_of_input
 from .terminal import n_best_lines, one_line, print_truncated, progress
 
 Runs = Annotated[
-    list[Path], typer.Argument(help="Folder of a run, or of several runs to decode with as an ensemble.", metavar="DIR")
+    list[Path], typer.Argument(help="Folder of a run, or of several runs to decode with as an ensemble.", metavar="RUN")
 ]
 
 

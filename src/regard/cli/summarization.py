@@ -26,7 +26,7 @@ from .fine_tuning_flags import FineTuningFlags
 from .stdin_chunks import Stream
 from .stdin_lines import Runs, write_lines
 from .terminal import print_truncated, progress
-from .training_flags import Training
+from .training_flags import DecoderTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class SummarizationPlan:
     model: SummarizationModelSettings
     batching: DocumentBatching
     finetuning: FineTuningFlags
-    training: Training
+    training: DecoderTraining
 
 
 def train(plan: SummarizationPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:

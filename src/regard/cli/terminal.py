@@ -8,9 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 SECONDS_BETWEEN_LINES = 10.0  # of progress, if standard error is not a terminal
 
 
@@ -48,6 +45,9 @@ def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _PlainProgress(doing).update
         return
+    from rich.console import Console  # rich takes a tenth of a second to import
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=None)

@@ -33,16 +33,6 @@ class Training:
     weight_decay: Annotated[float, "Weight decay of AdamW, for matrices only."] = 0.0
     clip: Annotated[float | None, "Maximum norm of the gradient; larger gradients are scaled down."] = 1.0
     accumulate: Annotated[int, "Number of batches per optimizer step (gradient accumulation)."] = 1
-    forcing: Annotated[
-        Literal["linear", "exponential", "inverse-sigmoid"] | None,
-        "Schedule of scheduled sampling, which feeds a recurrent decoder its own outputs (recurrent models of "
-        "translation and summarization only). Default: none.",
-    ] = None
-    forcing_k: Annotated[
-        float | None,
-        "Parameter of --forcing: number of steps (linear; default: 10,000) or k (default: 0.9999 for exponential, "
-        "1,000 for inverse-sigmoid).",
-    ] = None
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         "Number format of computation; auto is bfloat16 on a GPU and float32 on a CPU.",
@@ -66,8 +56,6 @@ class Training:
                 raise ValueError(f"{name} must be at least 1, got {value}; leave it out for 10,000 steps")
         if self.average is not None and self.average < 2:
             raise ValueError(f"average must be at least 2 checkpoints, got {self.average}; leave it out for none")
-        if self.forcing is None and self.forcing_k is not None:
-            raise ValueError("forcing_k needs forcing, got none; choose linear, exponential or inverse-sigmoid")
 
     def recipe(self, *metrics: str) -> Recipe:
         """Return the recipe for an evaluation with these metrics; `metric`, or else the first, selects checkpoints."""
@@ -121,6 +109,31 @@ class Training:
                 return Constant(self.rate, warmup=self.warmup_steps)
             case "plateau":
                 return Plateau(self.rate, warmup=self.warmup_steps)
+
+    def _forcing(self) -> Forcing | None:
+        """Return the schedule of scheduled sampling; None, since most models have no decoder to feed."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTraining(Training):
+    """The settings of a training run of a model that may have a recurrent decoder."""
+
+    forcing: Annotated[
+        Literal["linear", "exponential", "inverse-sigmoid"] | None,
+        "Schedule of scheduled sampling, which feeds a recurrent decoder its own outputs (--model rnn "
+        "only). Default: none.",
+    ] = None
+    forcing_k: Annotated[
+        float | None,
+        "Parameter of --forcing: number of steps (linear; default: 10,000) or k (default: 0.9999 for exponential, "
+        "1,000 for inverse-sigmoid).",
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.forcing is None and self.forcing_k is not None:
+            raise ValueError("forcing_k needs forcing, got none; choose linear, exponential or inverse-sigmoid")
 
     def _forcing(self) -> Forcing | None:
         match self.forcing:

@@ -29,7 +29,7 @@ from .fine_tuning_flags import FineTuningFlags
 from .stdin_chunks import Stream
 from .stdin_lines import Runs, write_lines
 from .terminal import print_status, progress
-from .training_flags import Training
+from .training_flags import DecoderTraining
 
 Layer = Annotated[
     int | None,
@@ -62,7 +62,7 @@ class TranslationPlan:
     model: TranslationModelSettings
     batching: Batching
     finetuning: FineTuningFlags
-    training: Training
+    training: DecoderTraining
 
 
 def train(plan: TranslationPlan, out: Path, resume: bool, device: str | None, files: Mapping[str, str]) -> Outcome:
@@ -183,7 +183,7 @@ def translate(
 
 
 def align(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     source: Annotated[str, typer.Option(help="File of source sentences, one per line, words separated by spaces.")],
     target: Annotated[str, typer.Option(help="File of their translations, line by line.")],
     reverse: Annotated[

@@ -19,7 +19,7 @@ dataclass such as `LanguageConfig`, and the tokenizers. `load` reads nothing els
 The commands of a task are in `cli/<task>.py`: a frozen dataclass such as `TranslationPlan`, whose fields are the
 sections of a config file, each a group of settings whose fields are flags; `train(plan, out, resume, device, files)`,
 whose docstring is the help; `TranslationEvaluation` and `TranslationScoring`, groups of flags with a method
-`run(folders, device)`; and a function for each verb. `cli/__init__.py` registers the commands, `cli/runs.py` the
+`run(folders, device)`; and a function for each verb. `cli/commands.py` registers the commands, `cli/runs.py` the
 evaluations and scorings. `tests/cli/test_<task>.py` runs each command; each bad command line is a case in
 `tests/cli/malformed.toml`.
 

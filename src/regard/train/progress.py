@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from ..printable import printable
+
 SCIENTIFIC_FROM = 1e9
 
 
@@ -120,8 +122,3 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def printable(line: str) -> str:
-    """Escape control characters: names of classes and files come from users and must not control the terminal."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
