@@ -91,8 +91,11 @@ class Flag:
     def parameter(self, panel: str) -> inspect.Parameter:
         """The parameter from which typer makes the option; its value is None if the user leaves it out."""
         name = f"{self.name}/--no-{self.name[2:]}" if self.type is bool else self.name
-        option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False)
-        kind = list[self.type] if self.many else self.type  # type: ignore[name-defined]
+        choices = get_args(self.type) if self.many and get_origin(self.type) is Literal else ()
+        shown = "|".join(choices) or None
+        option = typer.Option(name, help=self.help, rich_help_panel=panel, show_default=False, metavar=shown)
+        # typer has no lists of choices; the group of settings checks them.
+        kind: Any = list[str] if choices else list[self.type] if self.many else self.type  # type: ignore[name-defined]
         return inspect.Parameter(
             self.key, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind | None, option], default=None
         )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from ..checks import suggest_name
 from ..train import Constant, Cosine, Exponential, InverseSigmoid, InverseSquareRoot, Linear, Plateau, Recipe
 from ..train.dataclass_json import check_types
+from ..train.loggers import LoggerName, check_installed
 from ..train.scheduled_sampling import Forcing
 from ..train.schedules import Schedule
 
@@ -47,6 +48,10 @@ class Training:
     patience: Annotated[int | None, "Stop after this number of evaluations without improvement. Default: never."] = None
     average: Annotated[int | None, "Average this number of the last checkpoints at the end. Default: none."] = None
     log_every: Annotated[int, "Number of steps between log lines."] = 50
+    log: Annotated[
+        LoggerName | tuple[LoggerName, ...],
+        "Where the log goes: CSV tables in the run's folder, TensorBoard or Weights & Biases; may be repeated.",
+    ] = "csv"
     seed: Annotated[int, "Random seed for the initial weights, dropout and the order of the data."] = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +69,8 @@ class Training:
             raise ValueError(
                 f"metric must be one of {', '.join(metrics)}, got {metric!r}; {suggest_name(metric, metrics)}"
             )
+        loggers = (self.log,) if isinstance(self.log, str) else tuple(dict.fromkeys(self.log))
+        check_installed(*loggers)
         return Recipe(
             steps=self._steps,
             epochs=self.epochs,
@@ -84,6 +91,7 @@ class Training:
             save_every=self.save_every,
             keep=max(self.keep, self.average or 0),
             log_every=self.log_every,
+            loggers=loggers,
         )
 
     @property

@@ -9,6 +9,7 @@ from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, S
 from .fit import Outcome, fit
 from .freezing import freeze
 from .loader_epochs import LoaderEpochs
+from .loggers import CsvLogger, Logger, TensorBoardLogger, WandbLogger
 from .lora import add_lora, merge_lora
 from .losses import Summed
 from .progress import Bar, Progress, ProgressLines, Silence, StepReport
@@ -30,6 +31,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "CosineSchedule",
+    "CsvLogger",
     "Epochs",
     "Exponential",
     "Failure",
@@ -40,6 +42,7 @@ __all__ = [
     "LinearSchedule",
     "Lines",
     "LoaderEpochs",
+    "Logger",
     "NonFiniteError",
     "Outcome",
     "Plateau",
@@ -53,6 +56,8 @@ __all__ = [
     "StepReport",
     "Stopped",
     "Summed",
+    "TensorBoardLogger",
+    "WandbLogger",
     "add_lora",
     "average",
     "find",

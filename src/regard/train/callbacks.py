@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from .loggers import Values
 from .progress import StepReport
 
 
@@ -31,6 +32,9 @@ class Callback:
     Only the first process calls them, after the step, evaluation or checkpoint is complete. An error ends the run; what
     a callback draws from random generators changes the run.
     """
+
+    def begin(self, log: Callable[[int, Values], None]) -> None:
+        """Called before the first step; `log(step, {"mine/entropy": value})` writes to every logger of the run."""
 
     def step(self, report: StepReport) -> None:
         """Called after each update of the weights."""

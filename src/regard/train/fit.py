@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ from .distributed import Group, distribute, process_group
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .gradient import GradientStep, Objective, forward_and_backward, mean_gradient
 from .loader_epochs import LoaderEpochs
-from .log import Board, Log
+from .log import Log
+from .loggers import Logger, make_loggers
 from .nonfinite import first_non_finite
 from .optimizer import make_optimizer, make_scheduler, set_rate
 from .recipe import STEADY, Recipe
@@ -63,6 +64,7 @@ def fit(
     unit: str | None = None,
     show: progress.Progress | None = None,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] | None = None,
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
 ) -> Outcome:
@@ -92,7 +94,8 @@ def fit(
 
     `batches` may also be a PyTorch `DataLoader`, which `LoaderEpochs` seeds with `recipe.seed`. The speed in the log is
     that since its last row, in `unit`s: by default tokens, and batches if the loss is a scalar. `callbacks` are called
-    after steps, evaluations and checkpoints, and at the end; see `Callback`.
+    after steps, evaluations and checkpoints, and at the end; see `Callback`. `loggers` receive the numbers of the run
+    instead of those that the recipe names; see `Logger`.
 
     `optimizer(model)` returns any optimizer of PyTorch instead of AdamW, and `scheduler(optimizer)` any of its
     schedulers, which steps after each update, `ReduceLROnPlateau` after each evaluation. The recipe's `rate` then sets
@@ -114,9 +117,12 @@ def fit(
         process_group(device) as group,
         Signals() as signals,
         _open_progress(show, recipe, group.leads) as shown,
-        Board() as board,
         run_lock(run, shown.say) if group.leads else nullcontext(),
+        ExitStack() as closing,
     ):
+        written = make_loggers(recipe.loggers) if loggers is None else list(loggers)
+        for logger in written:
+            closing.callback(logger.close)
         start = _starting_point(run, group, resume=resume, say=shown.say)
         state, ended = TrainingState(), False
         if start is not None:
@@ -162,7 +168,7 @@ def fit(
             state,
             recipe,
             shown,
-            board if group.leads else None,
+            written if group.leads else (),
             epoch=_steps_per_epoch(batches, recipe),
             unit=unit,
             callbacks=called,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from .dataclass_json import check_types, from_json, to_json
+from .loggers import LoggerName
 from .scheduled_sampling import Forcing
 from .schedules import Constant, Schedule
 
@@ -52,6 +53,7 @@ class Recipe:
     save_every: int | None = None  # steps; None: at the end of each epoch
     keep: int = 2  # number of newest checkpoints to keep, beside the best one
     log_every: int = 50
+    loggers: tuple[LoggerName, ...] = ("csv",)  # where the log goes
 
     def __post_init__(self) -> None:
         check_types(self)
