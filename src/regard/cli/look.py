@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,7 @@ from ..train.failures import disk_errors
 from .attention_output import TAPE
 from .device import Device
 from .files import check_writable
+from .run_view import is_run, read_run
 from .terminal import print_status, progress
 
 
@@ -61,7 +64,10 @@ def look(
 
 def view(
     captures: Annotated[
-        list[Path], typer.Argument(help="Capture file, or two to compare side by side.", metavar="CAPTURE", exists=True)
+        list[Path],
+        typer.Argument(
+            help="Capture file, or two to compare side by side; or the folder of a run.", metavar="CAPTURE", exists=True
+        ),
     ],
     html: Annotated[
         Path | None, typer.Option(help="Write a single HTML file instead of starting the viewer.", metavar="PAGE.html")
@@ -105,11 +111,13 @@ def view(
     ] = True,
     browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
-    """Show captures as a map that zooms from the whole attention matrix to one pair of tokens.
+    """Show captures as a map that zooms from the whole attention matrix to one pair of tokens, or a run's curves.
 
     Examples:
 
         regard view look.safetensors
+
+        regard view runs/deen
 
         regard view before.safetensors after.safetensors --html difference.html
 
@@ -117,12 +125,21 @@ def view(
 
         regard view long.safetensors --device cuda
 
-    Captures are files written by regard look. Press Ctrl-C to stop the viewer. On a remote machine, forward the port
+    Captures are files written by regard look. Of a run, the page shows the curves of its log, live while it trains.
+    Press Ctrl-C to stop the viewer. On a remote machine, forward the port
     first, ssh -N -L 8765:127.0.0.1:8765 MACHINE, and open the printed address on your own.
     """
     from .. import views
     from ..lens import Tape
 
+    if any(is_run(path) for path in captures):
+        flags = {"megabytes": megabytes, "layers": layers, "heads": heads, "device": device}
+        if given := [flag for flag, value in flags.items() if value is not None]:
+            raise ValueError(f"--{given[0]} is for captures, got the folder of a run; remove it")
+        if len(captures) > 1:
+            raise ValueError(f"regard view shows one run at a time, got {len(captures)} names; name one")
+        _view_run(captures[0], html, host=host, port=port, allow_host=allow_host or (), browser=browser)
+        return
     if len(captures) > 2:
         raise ValueError(f"the viewer shows one or two captures, got {len(captures)}")
     if html is not None:
@@ -152,6 +169,25 @@ def view(
         keep_summaries=keep_summaries,
         open_browser=browser,
     )
+    print_status("press Ctrl-C to stop the viewer")
+    viewer.wait()
+
+
+def _view_run(
+    run: Path, html: Path | None, *, host: str, port: int | None, allow_host: Sequence[str], browser: bool
+) -> None:
+    """Serve the page of a run, or write it as a file."""
+    from ..views.run_page.run_document import run_page
+    from ..views.run_page.run_server import serve_run
+
+    if html is not None:
+        check_writable(html, run, flag="--html", ends=(".html", ".htm"))
+        page = run_page(read_run(run))
+        with disk_errors(html, then="try again"):
+            page.save(html)
+        print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
+        return
+    viewer = serve_run(partial(read_run, run), host=host, port=port, allow_host=allow_host, open_browser=browser)
     print_status("press Ctrl-C to stop the viewer")
     viewer.wait()
 

@@ -16,8 +16,9 @@ from . import answering, captioning, classification, fingerprints, language, sum
 from .averaging import average_checkpoints
 from .device import Device
 from .flags import Flag, OnceCommand, command, flags_of
+from .run_view import PLAN_FILE
 from .terminal import print_status
-from .train_command import PLAN_FILE, reading_settings
+from .train_command import reading_settings
 
 Folders = Annotated[
     list[Path], typer.Argument(help="Folder of a run, or of several runs to use as an ensemble.", metavar="RUN")

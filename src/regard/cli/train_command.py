@@ -24,6 +24,7 @@ from . import fine_tuning_flags, fingerprints
 from .averaging import average_last
 from .device import Device
 from .flags import Flag, OnceCommand, command, flags_of
+from .run_view import PLAN_FILE, write_plot
 from .terminal import is_main_process, print_status
 from .training_flags import Training
 
@@ -37,7 +38,6 @@ class TrainingPlan(Protocol):
 
 P = TypeVar("P", bound=TrainingPlan)
 
-PLAN_FILE = "plan.json"
 CHANGEABLE_SECTIONS = ("data", "valid", "batching", "training")  # may change when a run is resumed
 MAX_CONFIG_BYTES = 2**20
 PANELS = {"data": "Training data", "valid": "Validation data", "finetuning": "Fine-tuning"}
@@ -59,6 +59,9 @@ DryRun = Annotated[
         "--dry-run", help="Print what would be read, learned and needed, and write nothing.", rich_help_panel="Run"
     ),
 ]
+Plot = Annotated[
+    bool, typer.Option("--plot", help="At the end, draw the curves into curves.png in --out.", rich_help_panel="Run")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel="Run")]
 
 
@@ -71,7 +74,13 @@ def add_train_command(
     """
 
     def train_from_flags(
-        out: Path, config: Path | None, resume: bool, dry: bool, device: str | None, given: Mapping[Flag, Any]
+        out: Path,
+        config: Path | None,
+        resume: bool,
+        dry: bool,
+        plot: bool,
+        device: str | None,
+        given: Mapping[Flag, Any],
     ) -> None:
         checkpoint = _checkpoint_to_resume(out, task=name, resume=resume)
         settings = {} if config is None else read_config(config, plan)
@@ -80,6 +89,8 @@ def add_train_command(
         # The plan is saved with this number, so that a resumed run with more steps keeps its warm-up.
         training = dataclasses.replace(made.training, warmup=made.training.warmup_steps)
         made = dataclasses.replace(made, training=training)  # type: ignore[type-var]
+        if plot and "csv" not in made.training.loggers:
+            raise ValueError("--plot draws the CSV tables of the log, and --log leaves them out; add --log csv")
         prints = fingerprints.fingerprints(made)
         if checkpoint is not None:
             fingerprints.check_matches(
@@ -96,6 +107,8 @@ def add_train_command(
             {PLAN_FILE: _json_text(plan_to_json(made)), fingerprints.FILE: _json_text(prints)},
         )
         if is_main_process():
+            if plot:
+                print_status(f"curves: {write_plot(out)}")
             print(outcome.best if made.training.average is None else average_last(out, last=made.training.average))
 
     options = {
@@ -103,6 +116,7 @@ def add_train_command(
         "config": (Config, None),
         "resume": (Resume, False),
         "dry": (DryRun, False),
+        "plot": (Plot, False),
         "device": (Device, None),
     }
     app.command(name, help=run.__doc__, cls=OnceCommand)(command(train_from_flags, options, flags_by_panel(plan)))

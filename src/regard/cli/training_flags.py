@@ -50,7 +50,7 @@ class Training:
     log_every: Annotated[int, "Number of steps between log lines."] = 50
     log: Annotated[
         LoggerName | tuple[LoggerName, ...],
-        "Where the log goes: CSV tables in the run's folder, TensorBoard or Weights & Biases; may be repeated.",
+        "Logger of the run: CSV tables in its folder, TensorBoard, or Weights & Biases; may be repeated.",
     ] = "csv"
     seed: Annotated[int, "Random seed for the initial weights, dropout and the order of the data."] = 0
 
@@ -69,8 +69,7 @@ class Training:
             raise ValueError(
                 f"metric must be one of {', '.join(metrics)}, got {metric!r}; {suggest_name(metric, metrics)}"
             )
-        loggers = (self.log,) if isinstance(self.log, str) else tuple(dict.fromkeys(self.log))
-        check_installed(*loggers)
+        check_installed(*self.loggers)
         return Recipe(
             steps=self._steps,
             epochs=self.epochs,
@@ -91,8 +90,13 @@ class Training:
             save_every=self.save_every,
             keep=max(self.keep, self.average or 0),
             log_every=self.log_every,
-            loggers=loggers,
+            loggers=self.loggers,
         )
+
+    @property
+    def loggers(self) -> tuple[LoggerName, ...]:
+        """The names of the loggers, each once."""
+        return (self.log,) if isinstance(self.log, str) else tuple(dict.fromkeys(self.log))
 
     @property
     def warmup_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""Loggers: where the numbers of a run go, as CSV tables, to TensorBoard or to Weights & Biases."""
+"""Loggers write the numbers of a run: to CSV tables, to TensorBoard or to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -173,7 +173,9 @@ def flat_numbers(values: Values) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         group, _, rest = name.partition("/")
         if not NAME.fullmatch(group) or not rest:
-            raise ValueError(f"a logged name must be a group, a slash and a name, such as 'training/loss', got {name!r}")
+            raise ValueError(
+                f"a logged name must be a group, a slash and a name, such as 'training/loss', got {name!r}"
+            )
         if not isinstance(value, Tensor):
             yield name, value
             continue
@@ -244,7 +246,7 @@ def read_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
         text = path.read_text(encoding="utf8")
         rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
         if not rows or rows[0][:1] != ["step"]:
-            continue  # another file of the user
+            continue  # the file is not a table of a logger
         group = groups.get(path.name, path.stem)
         for row in rows[1:]:
             for column, value in zip(rows[0][1:], row[1:], strict=False):

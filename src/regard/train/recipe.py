@@ -53,7 +53,7 @@ class Recipe:
     save_every: int | None = None  # steps; None: at the end of each epoch
     keep: int = 2  # number of newest checkpoints to keep, beside the best one
     log_every: int = 50
-    loggers: tuple[LoggerName, ...] = ("csv",)  # where the log goes
+    loggers: tuple[LoggerName, ...] = ("csv",)
 
     def __post_init__(self) -> None:
         check_types(self)

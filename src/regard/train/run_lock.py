@@ -99,6 +99,16 @@ def check_unlocked(run: Path) -> None:
         _acquire(file, run)
 
 
+def trainer_of(run: Path) -> Holder | None:
+    """Return the process that trains in the folder, None if none does; take no lock, so that training may begin."""
+    try:
+        with (run / LOCK).open(encoding="utf8") as file:
+            holder = _read(file)
+    except OSError:
+        return None
+    return None if holder is None or holder.is_gone else holder
+
+
 def _open(path: Path) -> IO[str]:
     """Open the lock file, new or existing."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf8")

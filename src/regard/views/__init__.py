@@ -5,6 +5,7 @@ and `page` is the same as one offline file.
 """
 
 from .export import MEGABYTES, Page, page
+from .figures.curves import curves
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .figures.points_on_maps import points
 from .notebook_html import tape_html
@@ -17,6 +18,7 @@ __all__ = [
     "alignment",
     "by_layer",
     "caption",
+    "curves",
     "edges",
     "grid",
     "heatmap",

@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from threading import Event, Thread
+from typing import Self, TypeVar
 
 import torch
 import uvicorn
@@ -20,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from ...lens.tape import archive
 from ...lens.tape.kept_summaries import KeptSummaries
@@ -36,6 +38,7 @@ from .script_end import wait_at_exit
 from .sockets import LOOPBACK, open_socket
 from .worker import Closed, Worker
 
+S = TypeVar("S", bound="TokenServer")
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
@@ -43,31 +46,29 @@ STATIC = {
 }
 
 
-class Viewer:
-    """A running viewer, at `url`, until `close` or the end of a `with` block.
+class TokenServer:
+    """A server for the browsers of one user, at `url`, until `close` or the end of a `with` block.
 
-    As the last line of a notebook cell it shows itself in the notebook.
+    As the last line of a notebook cell it shows itself in the notebook. `application` builds what it serves, and
+    `others` completes the warning about an address that other machines can reach.
     """
 
     def __init__(
         self,
-        captures: Sequence[Capture],
+        application: Callable[[], ASGIApp],
         *,
-        host: str = LOOPBACK,
-        port: int | None = None,
-        allow_host: Sequence[str] = (),
-        device: str | torch.device | None = None,
-        checks: Sequence[Path] = (),
+        host: str,
+        port: int | None,
+        allow_host: Sequence[str],
+        others: str,
     ) -> None:
-        place = None if device is None else _check_device(device)
-        self._socket = open_socket(host, port, others="anyone with its URL can see the captures")
+        self._socket = open_socket(host, port, others=others)
         self.port: int = self._socket.getsockname()[1]
         self._notebook = find_notebook(self.port)
         self._redirects: list[Path] = []
-        self._worker = Worker()
         address = f"{f'[{host}]' if ':' in host else host}:{self.port}"
         self.auth = TokenAuth(
-            application(ViewerApi(captures, self._worker, place), self._worker, checks),
+            application(),
             address,
             allowed=allow_host,
             embedding=None if self._notebook is None else self._notebook.embedding,
@@ -94,16 +95,16 @@ class Viewer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the viewer serves."""
+        """Whether the server answers."""
         return not (self._ended.is_set() or self._server.should_exit)
 
     @property
     def is_in_notebook(self) -> bool:
-        """Whether the viewer runs in the kernel of a notebook, which can show it in a frame."""
+        """Whether the server runs in the kernel of a notebook, which can show it in a frame."""
         return self._notebook is not None
 
     def open_browser(self) -> bool:
-        """Open the viewer in a browser; returns False if this machine has none."""
+        """Open the page in a browser; returns False if this machine has none."""
         token = self.auth.new_token(lambda: remove_redirect(path))
         path = write_redirect(self._address(token))
         self._redirects.append(path)
@@ -124,33 +125,64 @@ class Viewer:
 
     def close(self) -> None:
         """Stop serving."""
-        self._worker.close()  # first, so that waiting requests are answered
         self._server.should_exit = True
         self._ended.wait(10)
         self._socket.close()
         for path in self._redirects:
             remove_redirect(path)
 
-    def __enter__(self) -> Viewer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Viewer at {self.url}" if self.is_open else "Viewer, closed"
+        name = type(self).__name__
+        return f"{name} at {self.url}" if self.is_open else f"{name}, closed"
 
     def _repr_html_(self) -> str | None:
-        """Return the viewer in a frame, None outside of notebooks."""
+        """Return the page in a frame, None outside of notebooks."""
         if self._notebook is None or self._notebook.base is None or not self.is_open:
             return None
         return self._notebook.frame(self.auth.new_token(), self.auth.new_token())
 
     def _ipython_display_(self) -> None:
-        """Show the viewer in Colab, which makes the frame itself; elsewhere IPython takes the other formats."""
+        """Show the page in Colab, which makes the frame itself; elsewhere IPython takes the other formats."""
         if self._notebook is None or self._notebook.base is not None or not self.is_open:
             raise NotImplementedError
         show_in_colab(self.port, self.auth.new_token())
+
+
+class Viewer(TokenServer):
+    """A running viewer, at `url`, until `close` or the end of a `with` block.
+
+    As the last line of a notebook cell it shows itself in the notebook.
+    """
+
+    def __init__(
+        self,
+        captures: Sequence[Capture],
+        *,
+        host: str = LOOPBACK,
+        port: int | None = None,
+        allow_host: Sequence[str] = (),
+        device: str | torch.device | None = None,
+        checks: Sequence[Path] = (),
+    ) -> None:
+        place = None if device is None else _check_device(device)
+
+        def build() -> ASGIApp:
+            self._worker = Worker()
+            return application(ViewerApi(captures, self._worker, place), self._worker, checks)
+
+        others = "anyone with its URL can see the captures"
+        super().__init__(build, host=host, port=port, allow_host=allow_host, others=others)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._worker.close()  # first, so that waiting requests are answered
+        super().close()
 
 
 def view(
@@ -168,7 +200,7 @@ def view(
     A notebook shows the viewer below the cell. A script serves after its last line, until Ctrl-C or `close`.
     """
     captures = [Capture(tape, name)] if other is None else [Capture(tape, f"{name} 1"), Capture(other, f"{name} 2")]
-    return _show(Viewer(captures, port=port, allow_host=allow_host, device=device), open_browser)
+    return open_or_print(Viewer(captures, port=port, allow_host=allow_host, device=device), open_browser)
 
 
 def serve(
@@ -193,7 +225,7 @@ def serve(
         raise ValueError(f"the viewer shows one capture or two side by side, got {len(paths)}")
     named = [Capture(Tape.open(path), path.stem, KeptSummaries(path) if keep_summaries else None) for path in paths]
     viewer = Viewer(named, host=host, port=port, allow_host=allow_host, device=device, checks=paths)
-    return _show(viewer, open_browser)
+    return open_or_print(viewer, open_browser)
 
 
 def application(answers: ViewerApi, worker: Worker, checks: Sequence[Path] = ()) -> Starlette:
@@ -272,7 +304,7 @@ def _check_device(device: str | torch.device) -> torch.device:
     return place
 
 
-def _show(viewer: Viewer, open_browser: bool) -> Viewer:
+def open_or_print(viewer: S, open_browser: bool) -> S:
     """Open a browser or print the address; a notebook shows the returned viewer."""
     if viewer.is_in_notebook:
         return viewer
