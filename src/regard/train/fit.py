@@ -94,8 +94,8 @@ def fit(
 
     `batches` may also be a PyTorch `DataLoader`, which `LoaderEpochs` seeds with `recipe.seed`. The speed in the log is
     that since its last row, in `unit`s: by default tokens, and batches if the loss is a scalar. `callbacks` are called
-    after steps, evaluations and checkpoints, and at the end; see `Callback`. `loggers` receive the numbers of the run
-    instead of those that the recipe names; see `Logger`.
+    after steps, evaluations and checkpoints, and at the end; see `Callback`. The numbers of the run go to
+    `loggers`, each a `Logger`, by default to the loggers that `recipe.loggers` names.
 
     `optimizer(model)` returns any optimizer of PyTorch instead of AdamW, and `scheduler(optimizer)` any of its
     schedulers, which steps after each update, `ReduceLROnPlateau` after each evaluation. The recipe's `rate` then sets

@@ -23,7 +23,7 @@ Values = Mapping[str, float | Tensor]
 NAMES: tuple[LoggerName, ...] = get_args(LoggerName)
 EVALUATION = "evaluation"
 TABLES = {"training": "log.csv", EVALUATION: "evaluations.csv"}  # other groups: GROUP.csv
-MAX_NUMBERS = 4096  # of one tensor; each becomes a column
+MAX_NUMBERS = 4096  # elements per tensor; each becomes a column
 WANDB_ID = "wandb-id.txt"
 
 

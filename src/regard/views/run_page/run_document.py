@@ -15,17 +15,17 @@ from typing import Any
 from ..export import Page
 from ..figures.curves import Curve, curve_panels
 
-MAX_POINTS = 2000  # of a line; more are drawn as means
+MAX_POINTS = 2000  # per line; more are drawn as means
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a run page shows: curves by name, the settings by section, and who trains, if anyone does."""
+    """The content of a run page: curves by name, settings by section, and the process that trains, if there is one."""
 
     name: str
     curves: Mapping[str, Curve]
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    steps: int | None = None  # that the run will have
+    steps: int | None = None  # total, None if unknown
     best: int | None = None  # step of the best checkpoint
     trainer: str | None = None  # the process that trains
     updated: float | None = None  # seconds since 1970 of the last row
