@@ -52,6 +52,14 @@ class Training:
         LoggerName | tuple[LoggerName, ...],
         "Logger of the run: CSV tables in its folder, TensorBoard, or Weights & Biases; may be repeated.",
     ] = "csv"
+    monitor: Annotated[
+        int | None,
+        "Number of steps between those at which every attention head is watched (heads.csv in the run folder). Default: "
+        "never.",
+    ] = None
+    qk_clip: Annotated[
+        float | None, "Scale down queries and keys of heads whose largest logit is above this (needs --monitor)."
+    ] = None
     seed: Annotated[int, "Random seed for the initial weights, dropout and the order of the data."] = 0
 
     def __post_init__(self) -> None:
@@ -91,6 +99,8 @@ class Training:
             keep=max(self.keep, self.average or 0),
             log_every=self.log_every,
             loggers=self.loggers,
+            monitor=self.monitor,
+            qk_clip=self.qk_clip,
         )
 
     @property

@@ -41,6 +41,10 @@ from .capture import capture
 from .capture_warning import CaptureWarning
 from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
+from .monitoring.head_events import collapsed_entropy, dead_head, equal_heads, rising_logit, sink_head
+from .monitoring.head_history import HeadEvent, HeadHistory
+from .monitoring.monitor import Monitor
+from .monitoring.qk_clip import ProjectionRows, qk_clip_
 from .recording.edge_weights import EdgeWeights
 from .recording.record import Extras
 from .recording.reduced import Reduced
@@ -55,10 +59,14 @@ __all__ = [
     "EdgeWeights",
     "Extras",
     "Groups",
+    "HeadEvent",
+    "HeadHistory",
     "KernelCall",
     "Links",
+    "Monitor",
     "NotUnderstood",
     "PairSteps",
+    "ProjectionRows",
     "Reduced",
     "SampledWeights",
     "Sinks",
@@ -70,8 +78,11 @@ __all__ = [
     "argmax_links",
     "attention_flow",
     "capture",
+    "collapsed_entropy",
+    "dead_head",
     "diagonality",
     "duplicate_token",
+    "equal_heads",
     "gradient_attention",
     "head_clusters",
     "head_errors",
@@ -86,15 +97,18 @@ __all__ = [
     "patches",
     "positional",
     "previous_token",
+    "qk_clip_",
     "read_pharaoh",
     "register_kernel",
     "relevance",
     "retrieval",
+    "rising_logit",
     "rollout",
     "rollout_matrix",
     "sentences",
     "share",
     "similarity",
+    "sink_head",
     "sinks",
     "spans",
     "value_norms",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..lens import Monitor
 from ..train import Epochs, Group, Outcome, Progress, Recipe, Silence, fit, process_group
 from ..train.progress import default_progress
 from . import run_folder
@@ -101,6 +102,7 @@ def run(
             resume=resume,
             unit=setup.unit,
             show=shown,
+            monitor=None if recipe.monitor is None else Monitor(setup.model, recipe.monitor, clip=recipe.qk_clip),
         )
 
 

@@ -2,7 +2,7 @@
 
 from .averaging import average
 from .batches import Epochs, Shuffled
-from .callbacks import Callback
+from .callbacks import Callback, StepMonitor
 from .checkpoint import find, load
 from .distributed import Group, own_device, process_group
 from .failures import CheckpointError, Failure, NonFiniteError, ResourceError, Stopped
@@ -53,6 +53,7 @@ __all__ = [
     "ResourceError",
     "Shuffled",
     "Silence",
+    "StepMonitor",
     "StepReport",
     "Stopped",
     "Summed",

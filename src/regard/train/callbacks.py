@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from .loggers import Values
 from .progress import StepReport
@@ -47,3 +48,24 @@ class Callback:
 
     def end(self, outcome: Ended) -> None:
         """Called when the run has ended by itself, not after an error or a signal."""
+
+
+class StepMonitor(Protocol):
+    """An observer of whole training steps in every process, such as `regard.lens.Monitor`."""
+
+    def start(
+        self, folder: Path, step: int, *, say: Callable[[str], Any], loggers: Sequence[Any], compiled: bool
+    ) -> None:
+        """Called before the first step; `step` is the number of steps made before."""
+
+    def begin_step(self, step: int) -> None:
+        """Called before the forward passes of a step."""
+
+    def end_step(self) -> None:
+        """Called after its update of the weights."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a block whose forward passes are not those of training."""
+
+    def close(self) -> None:
+        """Called when the run ends, after an error too."""

@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader
 from ..checks import suggest_name
 from . import checkpoint, progress, rng, training_state
 from .batches import Epochs, move_to_device
-from .callbacks import Callback
-from .cuda_graphs import Replayed
+from .callbacks import Callback, StepMonitor
+from .cuda_graphs import Pass, Replayed
 from .distributed import Group, distribute, process_group
 from .failures import CheckpointError, NonFiniteError, Stopped, memory_errors
 from .gradient import GradientStep, Objective, forward_and_backward, mean_gradient
 from .loader_epochs import LoaderEpochs
 from .log import Log
-from .loggers import Logger, make_loggers
+from .loggers import CsvLogger, Logger, make_loggers
 from .nonfinite import first_non_finite
 from .optimizer import make_optimizer, make_scheduler, set_rate
 from .recipe import STEADY, Recipe
@@ -65,6 +65,7 @@ def fit(
     show: progress.Progress | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] | None = None,
+    monitor: StepMonitor | None = None,
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
 ) -> Outcome:
@@ -95,7 +96,9 @@ def fit(
     `batches` may also be a PyTorch `DataLoader`, which `LoaderEpochs` seeds with `recipe.seed`. The speed in the log is
     that since its last row, in `unit`s: by default tokens, and batches if the loss is a scalar. `callbacks` are called
     after steps, evaluations and checkpoints, and at the end; see `Callback`. The numbers of the run go to
-    `loggers`, each a `Logger`, by default to the loggers that `recipe.loggers` names.
+    `loggers`, each a `Logger`, by default to the loggers that `recipe.loggers` names. A `monitor`,
+    `regard.lens.Monitor(model)`, watches the heads of the model's attention and writes their history to the folder,
+    which a resumed run continues.
 
     `optimizer(model)` returns any optimizer of PyTorch instead of AdamW, and `scheduler(optimizer)` any of its
     schedulers, which steps after each update, `ReduceLROnPlateau` after each evaluation. The recipe's `rate` then sets
@@ -110,6 +113,10 @@ def fit(
     if isinstance(batches, DataLoader):
         batches = LoaderEpochs(batches, seed=recipe.seed)
     _check(model, batches, recipe, evaluate, files or {}, scheduler)
+    if monitor is None and recipe.monitor is not None:
+        raise ValueError("the recipe has monitor, but fit has none; pass monitor=regard.lens.Monitor(model, every=...)")
+    if monitor is not None and recipe.graphs:
+        raise ValueError("a replayed CUDA graph cannot be watched; leave out monitor or graphs")
     run, device = Path(folder), next(model.parameters()).device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16(recipe, device))
     with (
@@ -123,6 +130,8 @@ def fit(
         written = make_loggers(recipe.loggers) if loggers is None else list(loggers)
         for logger in written:
             closing.callback(logger.close)
+        if monitor is not None:
+            closing.callback(monitor.close)
         start = _starting_point(run, group, resume=resume, say=shown.say)
         state, ended = TrainingState(), False
         if start is not None:
@@ -175,6 +184,9 @@ def fit(
         )
         if start is None and (line := _long_warmup(recipe, log.total_steps(state))):
             shown.say(line)
+        if monitor is not None:
+            numbers = [logger for logger in written if not isinstance(logger, CsvLogger)]  # it has a table of its own
+            monitor.start(run, state.step, say=shown.say, loggers=numbers, compiled=recipe.compile)
         left, last = iter(batches), None
         counted = state.batch > 0  # whether a loss of this epoch counted an item; assumed after a resume
         model.train()
@@ -221,11 +233,17 @@ def fit(
                 if schedule is None and (optimizer is None or recipe.rate != STEADY):
                     set_rate(updates, recipe.rate(state.step + 1, state.scores))
                 rate = updates.param_groups[0]["lr"]
-                step = mean_gradient(trained, weighed, replayed or partial(once, handed), group, clip=recipe.clip)
+                computed = replayed or partial(once, handed)
+                if monitor is not None:
+                    monitor.begin_step(state.step + 1)
+                    computed = _unless_repeated(computed, monitor)
+                step = mean_gradient(trained, weighed, computed, group, clip=recipe.clip)
                 if not step.finite:
                     raise _non_finite(step, model, parts, handed, state, saver)
                 updates.step()
                 updates.zero_grad(set_to_none=not recipe.graphs)
+                if monitor is not None:
+                    monitor.end_step()
                 if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
                     schedule.step()
                 state.step, state.batch = state.step + 1, state.batch + most
@@ -240,6 +258,16 @@ def fit(
                         "or targets that are all padding"
                     )
                 state.epoch, state.batch, left, counted = state.epoch + 1, 0, iter(batches), False
+
+
+def _unless_repeated(compute: Pass, monitor: StepMonitor) -> Pass:
+    """Return a pass that the monitor does not count for batches of weight 0, which only keep processes in step."""
+
+    def computed(batch: Any, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+        with nullcontext() if weight else monitor.paused():
+            return compute(batch, weight)
+
+    return computed
 
 
 def _evaluate(

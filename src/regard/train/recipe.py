@@ -54,6 +54,8 @@ class Recipe:
     keep: int = 2  # number of newest checkpoints to keep, beside the best one
     log_every: int = 50
     loggers: tuple[LoggerName, ...] = ("csv",)
+    monitor: int | None = None  # steps between those at which the heads are watched, by a monitor passed to `fit`
+    qk_clip: float | None = None  # the largest logit, above which a monitor clips queries and keys of a head
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -62,7 +64,7 @@ class Recipe:
         for name in ("steps", "epochs"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"{name} must be at least 0, got {value}")
-        for name in ("accumulate", "evaluate_every", "patience", "save_every", "keep", "log_every"):
+        for name in ("accumulate", "evaluate_every", "patience", "save_every", "keep", "log_every", "monitor"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.seed < 2**32:
@@ -73,6 +75,10 @@ class Recipe:
             raise ValueError(f"eps must be above 0, got {self.eps}")
         if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if self.qk_clip is not None and self.monitor is None:
+            raise ValueError(f"qk_clip needs a monitor, got qk_clip={self.qk_clip} alone; pass monitor, such as 1")
+        if self.graphs and self.monitor is not None:
+            raise ValueError("graphs cannot be combined with monitor; choose one")
         if self.graphs and (self.compile or self.shard or self.forcing is not None):
             raise ValueError("graphs cannot be combined with compile, shard or forcing; choose one")
         if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):

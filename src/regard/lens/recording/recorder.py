@@ -56,6 +56,7 @@ class Recorder:
     keep: Sequence[str] | None = None
     values: bool = False
     gradients: bool = False
+    counts: Callable[[], bool] | None = None  # calls are recorded only while it returns True; None for always
     memo: Memo = field(default_factory=dict)
     passed_over: set[str] = field(default_factory=set)  # layers that attended but match no pattern in `layers`
     changed: dict[str, str] = field(default_factory=dict)  # layer -> how the model changed weights after the softmax
@@ -141,7 +142,10 @@ class Recorder:
         return self.layers is None or any(matches(name, pattern) for pattern in self.layers)
 
     def is_wanted(self, name: str) -> bool:
-        """Whether to record a layer that attends; `passed_over` gets its name if it matches no pattern."""
+        """Whether to record a layer that attends now; `passed_over` gets its name if it matches no pattern."""
+        return self._matches_pattern(name) and (self.counts is None or self.counts())
+
+    def _matches_pattern(self, name: str) -> bool:
         if not self.should_record(name):
             self.passed_over.add(name)
             return False
@@ -278,7 +282,7 @@ class Recorder:
         self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]
     ) -> Record | None:
         """Record one attention call, under the lock."""
-        if not self.is_wanted(name):
+        if not self._matches_pattern(name):
             return None
         self._record_deferred_calls()
         observed = _cast(observed)

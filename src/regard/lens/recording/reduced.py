@@ -110,13 +110,18 @@ def reduce(A: Weights, keep: Sequence[str], store: Store, what: str, real: RealT
     counted = A if bool(real.queries.all()) else without_queries(A, real.queries)
     largest = f"pool:{MAX_MAP_CELLS}"
     in_one_pass = [name for name in keep if name in MEASURE_NAMES or (name == largest and counted is A)]
-    axes = _map_axes(A.shape, largest)
-    summary = A.summary_in(*axes, peaks=largest in in_one_pass) if len(in_one_pass) > 1 else None
+    measured: dict[str, Tensor] = {}
+    if len(in_one_pass) > 1 and largest in in_one_pass:
+        summary = A.summary_in(*_map_axes(A.shape, largest), peaks=True)
+        names = {name: name for name in MEASURE_NAMES} | {largest: "map", peaks_of(largest): "peaks"}
+        measured = {name: getattr(summary, field) for name, field in names.items()}
+    elif len(in_one_pass) > 1:
+        measured = A.measures()
     for name in keep:
-        if summary is not None and name in in_one_pass:
-            values[name] = summary.map if name == largest else getattr(summary, name)
-            if name == largest and summary.peaks is not None:
-                values[peaks_of(name)] = summary.peaks
+        if name in measured and name in in_one_pass:
+            values[name] = measured[name]
+            if name == largest:
+                values[peaks_of(name)] = measured[peaks_of(name)]
         elif name == "logit" and not A.call.normalize.has_scores:
             values[name] = torch.full(A.shape[:-1], torch.nan, dtype=A.dtype, device=A.device)
         elif name in MEASURE_NAMES:

@@ -54,7 +54,7 @@ class Overview:
         measures, shape, axes = _measures_of(measured)
         device = next(iter(measures.values())).device if measures else None
         missing = torch.full(shape[:-2], torch.nan, device=device)
-        visible = _counted_queries(measures, shape, device, queries)
+        visible = counted_queries(measures, shape, device, queries)
 
         def mean(name: str) -> Tensor:
             return _mean_over_queries(measures[name].float(), visible) if name in measures else missing
@@ -194,7 +194,7 @@ def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[
         measures, shape, _ = _measures_of(A)
     measures = {name: measures[name].double() for name in MEASURE_NAMES if name in measures}
     device = next(iter(measures.values())).device if measures else None
-    visible = _counted_queries(measures, shape, device, real.queries)
+    visible = counted_queries(measures, shape, device, real.queries)
     averaged = (name for name in measures if name not in ("received", "logit"))
     means = {name: _mean_over_queries(measures[name], visible) for name in averaged}
     if "logit" in measures:
@@ -206,7 +206,7 @@ def _head_means(A: Weights | Reduced | SparseWeights, real: RealTokens) -> dict[
     return {name: means[name] for name in measures}
 
 
-def _counted_queries(
+def counted_queries(
     measures: Mapping[str, Tensor], shape: torch.Size, device: torch.device | None, queries: Tensor | None
 ) -> Tensor:
     """Return `b h i`: whether a query is real and sees any key; unknown unless `max` or `logit` was kept."""

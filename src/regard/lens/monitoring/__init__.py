@@ -1,0 +1,1 @@
+"""Monitoring: the numbers of every head while a model trains, events in them, and the clip of query-key products."""
