@@ -54,8 +54,8 @@ class Training:
     ] = "csv"
     monitor: Annotated[
         int | None,
-        "Number of steps between those at which every attention head is watched (heads.csv in the run folder). Default: "
-        "never.",
+        "Number of steps between those at which every attention head is watched (heads.csv in the run folder). "
+        "Default: never.",
     ] = None
     qk_clip: Annotated[
         float | None, "Scale down queries and keys of heads whose largest logit is above this (needs --monitor)."

@@ -64,7 +64,7 @@ class StepMonitor(Protocol):
     def end_step(self) -> None:
         """Called after its update of the weights."""
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return a block whose forward passes are not those of training."""
 
     def close(self) -> None:

@@ -233,7 +233,7 @@ def fit(
                 if schedule is None and (optimizer is None or recipe.rate != STEADY):
                     set_rate(updates, recipe.rate(state.step + 1, state.scores))
                 rate = updates.param_groups[0]["lr"]
-                computed = replayed or partial(once, handed)
+                computed: Pass = replayed or partial(once, handed)
                 if monitor is not None:
                     monitor.begin_step(state.step + 1)
                     computed = _unless_repeated(computed, monitor)
@@ -263,11 +263,11 @@ def fit(
 def _unless_repeated(compute: Pass, monitor: StepMonitor) -> Pass:
     """Return a pass that the monitor does not count for batches of weight 0, which only keep processes in step."""
 
-    def computed(batch: Any, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-        with nullcontext() if weight else monitor.paused():
+    def compute_pass(batch: Any, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+        with nullcontext() if weight else monitor.pause():
             return compute(batch, weight)
 
-    return computed
+    return compute_pass
 
 
 def _evaluate(

@@ -40,7 +40,7 @@ def watch(folder: Path, kind: str) -> None:
         if rank == 0:
             trained(last)
         else:
-            with monitor.paused():
+            with monitor.pause():
                 trained(last)
     torch.save(monitor.history["logit"], folder / f"{kind}-{rank}.pt")
 

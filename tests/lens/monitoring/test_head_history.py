@@ -82,5 +82,5 @@ def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="must begin with the columns step, layer, head, got x, y"):
         HeadHistory.load(tmp_path)
     (tmp_path / TABLE).write_text("step,layer,head,logit\n1,a,0,word\n")
-    with pytest.raises(ValueError, match="is not a table of heads: .*; move it away"):
+    with pytest.raises(ValueError, match=r"is not a table of heads: .*; move it away"):
         HeadHistory.load(tmp_path)

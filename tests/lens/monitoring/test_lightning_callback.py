@@ -29,7 +29,7 @@ def callback(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     name = "regard.lens.monitoring.lightning_callback"
     monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module(name).MonitorCallback
+    yield importlib.import_module(name).LightningMonitor
     sys.modules.pop(name, None)
 
 

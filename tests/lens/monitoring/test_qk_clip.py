@@ -1,5 +1,7 @@
 """The clip scales the scores of heads above the bound, by exactly their factor, and of no other head."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -129,7 +131,7 @@ def test_the_maps_of_another_layer_are_given_by_the_user():
     gamma = bound / monitor.history.latest("logit", "0")
     torch.testing.assert_close(scores(model), before * gamma[:, None, None], atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="has 4 heads, but its queries have 31"):
-        qk_clip_(model, monitor, bound, projections={"0": lambda layer: (rows(layer)[0]._replace(count=31),) * 2})
+        qk_clip_(model, monitor, bound, projections={"0": lambda layer: (replace(rows(layer)[0], count=31),) * 2})
 
 
 REFUSED = {

@@ -22,7 +22,7 @@ def examples():
 
 
 def train(folder, steps, **options):
-    from regard.lens.monitoring.trainer_callback import MonitorCallback
+    from regard.lens.monitoring.trainer_callback import TrainerMonitor
 
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=1, gradient_accumulation_steps=2,
@@ -31,7 +31,7 @@ def train(folder, steps, **options):
         train_sampling_strategy="sequential",
     )  # fmt: skip
     trained = model()
-    watch = MonitorCallback(Monitor(trained, every=1))
+    watch = TrainerMonitor(Monitor(trained, every=1))
     trainer = transformers.Trainer(
         trained, arguments, train_dataset=examples(), eval_dataset=examples()[:2], callbacks=[watch]
     )

@@ -1,7 +1,7 @@
 """Rules that find events in the history of heads: a logit that grows, a collapse, a new sink, a dead head, equal heads.
 
-A rule is a function from a `HeadHistory` to `HeadEvent`s. An event is said at the step at which its condition becomes
-true, from the steps up to there alone, and again only after the condition was false in between. Thresholds are
+A rule is a function from a `HeadHistory` to `HeadEvent`s. An event belongs to the step at which its condition becomes
+true, from the steps up to there alone; it comes again only after the condition was false in between. Thresholds are
 arguments: pass `Monitor(model, rules=[partial(rising_logit, bound=30.0), sink_head])` for others. A rule whose measure
 is not watched finds nothing.
 """

@@ -1,8 +1,8 @@
 """HeadHistory: a number for each layer, head and measure at each watched step, kept as CSV and safetensors.
 
-`heads.csv` has a row for each step, layer and head, and is appended to; `heads.safetensors` holds the same numbers as
-tensors, steps x heads, under `MEASURE/LAYER`, beside the `steps`. Events are in `head_events.csv`. A number that was not
-measured is NaN.
+`heads.csv` has a row for each step, layer and head, and grows with each step; `heads.safetensors` holds the numbers as
+tensors, steps x heads, under `MEASURE/LAYER`, beside the `steps`. Events are in `head_events.csv`. A missing number
+is NaN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES_OF_EVERY_STEP = 64  # steps after which the tensors are written at a part 
 
 
 class HeadEvent(NamedTuple):
-    """Something that a rule found in the numbers of a head; `head` is None if it is said of the whole layer."""
+    """An event that a rule found in the numbers of a head; `head` is None for an event of the whole layer."""
 
     step: int
     kind: str
@@ -140,7 +140,7 @@ class HeadHistory:
             self.save_tensors(folder)
 
     def append_event(self, folder: Path, event: HeadEvent) -> None:
-        """Append an event that is said after its step was written."""
+        """Append an event of the last step, after that step was written."""
         _append(folder / EVENTS, [_event_row(event)])
 
     def save_tensors(self, folder: Path) -> None:

@@ -63,7 +63,7 @@ class HeadTally:
         own = {layer: sums.shape[1] for layer, (_, sums) in self._numbers.items()}
         layouts: list[Mapping[str, int]] = [own] * dist.get_world_size()
         dist.all_gather_object(layouts, own)
-        heads = {layer: n for layout in layouts for layer, n in layout.items()}  # of layers that any process ran
+        heads = {layer: n for layout in layouts for layer, n in layout.items()}
         for layer, n in heads.items():
             if layer not in self._numbers:
                 maxima = torch.full((1, n), -torch.inf, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""MonitorCallback for Lightning: watches each step of a training with a `Monitor`."""
+"""LightningMonitor for Lightning: watches each step of a training with a `Monitor`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PACKAGE = "lightning.pytorch" if find_spec("lightning") is not None else "pytorc
 LightningCallback: Any = import_module(PACKAGE).Callback
 
 
-class MonitorCallback(LightningCallback):  # type: ignore[misc]
+class LightningMonitor(LightningCallback):  # type: ignore[misc]
     """Watch the heads of a model that Lightning trains.
 
         from regard.lens import Monitor
-        from regard.lens.monitoring.lightning_callback import MonitorCallback
+        from regard.lens.monitoring.lightning_callback import LightningMonitor
 
-        trainer = lightning.Trainer(callbacks=[MonitorCallback(Monitor(module, every=50))])
+        trainer = lightning.Trainer(callbacks=[LightningMonitor(Monitor(module, every=50))])
 
-    A step of the monitor is one of the optimizer, `trainer.global_step`, whatever the gradient accumulation; a validation
-    in the middle of one does not count. Files go to the monitor's `to`, or else to `default_root_dir`.
+    A step of the monitor is one of the optimizer, `trainer.global_step`, whatever the gradient accumulation; a
+    validation in the middle of one does not count. Files go to the monitor's `to`, or else to `default_root_dir`.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -43,7 +43,7 @@ class MonitorCallback(LightningCallback):  # type: ignore[misc]
             self.monitor.end_step()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._pause.enter_context(self.monitor.paused())
+        self._pause.enter_context(self.monitor.pause())
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._pause.close()

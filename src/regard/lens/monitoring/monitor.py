@@ -181,7 +181,7 @@ class Monitor:
             self._discard()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Count no forward pass within the block, as for an evaluation in training mode."""
         self._paused += 1
         try:

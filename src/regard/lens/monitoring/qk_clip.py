@@ -1,8 +1,8 @@
 """qk_clip_: scale down the query and key projections of heads whose logits grew too large (Kimi Team 2025, MuonClip).
 
-With gamma_h = bound / logit_h for heads whose largest logit is above the bound, 1 for all others:
+With gamma_h = bound / logit_h for heads whose largest logit is above the bound, 1 for others:
 
-    W_q,h <- W_q,h gamma_h / kappa_g      W_k,g <- W_k,g kappa_g      kappa_g = sqrt(min over heads h of group g gamma_h)
+    W_q,h <- W_q,h gamma_h / kappa_g      W_k,g <- W_k,g kappa_g      kappa_g = sqrt(min gamma_h of its heads)
 
 so every score of head h is multiplied by gamma_h, and those of heads below the bound stay as they are although their
 group shares a key. Without groups both factors are sqrt(gamma_h). Biases are scaled like their rows. A rotation of
@@ -12,7 +12,8 @@ queries and keys commutes with a factor.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,8 @@ class HasHistory(Protocol):
     def history(self) -> HeadHistory: ...
 
 
-class ProjectionRows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ProjectionRows:
     """The outputs `first` to `first + count` of a linear map, which are the queries, or the keys, of all heads.
 
     `axis` is the dim of outputs in `weight`: 0 in `nn.Linear`, 1 in the `Conv1D` of GPT-2.
@@ -114,7 +116,7 @@ def _query_and_key(
     if isinstance(module, nn.MultiheadAttention):
         return _rows_of_multihead(module)
     for names in (("query", "key"), ("q_proj", "k_proj")):
-        maps = [getattr(module, name, None) for name in names]
+        maps: list[Any] = [getattr(module, name, None) for name in names]
         if all(isinstance(each, nn.Module) and isinstance(getattr(each, "weight", None), Tensor) for each in maps):
             return _rows_of(maps[0]), _rows_of(maps[1])
     if type(module).__name__ == "GPT2Attention":
@@ -136,8 +138,8 @@ def _check_scales(module: nn.Module, layer: str) -> None:
         )
     if isinstance(module, LatentAttention) or any(hasattr(module, name) for name in LATENT):
         raise ValueError(
-            f"{layer!r}, a {kind}, is latent attention (MLA), whose heads share a part of their keys: qk_clip_ does not "
-            "support it; lower the learning rate, or watch it without a clip"
+            f"{layer!r}, a {kind}, is latent attention (MLA): its heads share a part of their keys, which qk_clip_ "
+            "does not support; lower the learning rate, or watch it without a clip"
         )
     if isinstance(module, Attention):
         score = module.score
@@ -167,7 +169,7 @@ def _rows_of_multihead(module: nn.MultiheadAttention) -> tuple[ProjectionRows, P
     return ProjectionRows(module.q_proj_weight, None, 0, n), ProjectionRows(module.k_proj_weight, None, 0, n)
 
 
-def _rows_of_gpt2(module: nn.Module) -> tuple[ProjectionRows, ProjectionRows]:
+def _rows_of_gpt2(module: Any) -> tuple[ProjectionRows, ProjectionRows]:
     fused = module.c_attn
     if (alone := getattr(module, "q_attn", None)) is not None:  # cross-attention: keys and values are in c_attn
         n = alone.weight.shape[1]

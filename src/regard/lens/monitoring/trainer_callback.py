@@ -1,4 +1,4 @@
-"""MonitorCallback for the `Trainer` of transformers: watches each step of a training with a `Monitor`."""
+"""TrainerMonitor for the `Trainer` of transformers: watches each step of a training with a `Monitor`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from transformers import TrainerCallback
 from .monitor import Monitor
 
 
-class MonitorCallback(TrainerCallback):  # type: ignore[misc]
+class TrainerMonitor(TrainerCallback):
     """Watch the heads of a model that `Trainer` trains.
 
         from regard.lens import Monitor
-        from regard.lens.monitoring.trainer_callback import MonitorCallback
+        from regard.lens.monitoring.trainer_callback import TrainerMonitor
 
-        trainer = Trainer(model, arguments, callbacks=[MonitorCallback(Monitor(model, every=50))])
+        trainer = Trainer(model, arguments, callbacks=[TrainerMonitor(Monitor(model, every=50))])
 
-    A step of the monitor is one of the optimizer, whatever the gradient accumulation. Files go to the monitor's `to`, or
-    else to `output_dir`; a run that `trainer.train(resume_from_checkpoint=...)` resumes continues them.
+    A step of the monitor is one of the optimizer, whatever the gradient accumulation. Files go to the monitor's `to`,
+    or else to `output_dir`; a run that `trainer.train(resume_from_checkpoint=...)` resumes continues them.
     """
 
     def __init__(self, monitor: Monitor) -> None:
