@@ -464,3 +464,52 @@ def test_lines_end_with_a_line_feed_alone(translator, tmp_path):
     assert done.code == 0, done.err
     tape = Tape.load(tmp_path / "look.safetensors")
     assert tape[0].shape[0] == 1
+
+
+def test_one_command_opens_the_viewer(language_run, monkeypatch):
+    opened = []
+
+    class Viewer:
+        def wait(self):
+            opened.append("waited")
+
+    monkeypatch.setattr(Tape, "view", lambda tape, **options: opened.append((len(tape), options)) or Viewer())
+    done = run("look", language_run / "run", "the cat sat", "--port", 0, "--no-browser")
+    assert done.code == 0, done.err
+    assert opened == [(1, {"name": "run", "port": 0, "open_browser": False}), "waited"]
+    assert "press Ctrl-C to stop the viewer" in done.err
+
+
+@pytest.mark.parametrize("words", [None, "My lord, the king"])
+def test_the_sample_needs_no_model_and_no_text(tmp_path, words):
+    done = run("look", "--sample", *([words] if words else []), "--html", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    assert "page.html: " in done.err
+    assert (tmp_path / "page.html").read_text("utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+def test_a_text_comes_from_the_argument_a_file_or_standard_input(language_run, tmp_path):
+    look, out = ("look", language_run / "run"), ("--out", tmp_path / "look.safetensors")
+    for given, stdin in ((["the dog"], ""), (["--text", language_run / "line.txt"], ""), ([], "the dog sat")):
+        done = run(*look, *given, *out, stdin=stdin)
+        assert done.code == 0, done.err
+        read = Tape.load(tmp_path / "look.safetensors").tokens_of(0)[0]
+        assert read[:3] == ["<eos>", "▁the", "▁cat" if "--text" in given else "▁dog"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a model: a folder, a name of the Hugging Face hub such as gpt2, or --sample"),
+        (["./none", "the cat"], "'./none' is no folder; give the folder of a model, or its name on the hub"),
+        (["{run}"], "standard input is empty; give a text: regard look MODEL"),
+        (["{run}", "the cat", "--text", "{line}"], "a text was given, and --text FILE too; leave one out"),
+        (["{run}", "the cat", "--sample"], "--sample is the model, got also"),
+        (["{run}", "the cat", "--html", "page.txt"], "--html must end in .html or .htm"),
+    ],
+)
+def test_what_is_missing_or_given_twice_is_answered_before_a_model_is_read(arguments, said, language_run):
+    places = {"run": language_run / "run", "line": language_run / "line.txt"}
+    done = run("look", *(argument.format(**places) for argument in arguments))
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert said in done.err

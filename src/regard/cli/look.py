@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,21 @@ from .files import check_writable
 from .run_view import is_run, read_run
 from .terminal import print_status, progress
 
+SAMPLE_TEXT = "My lord, the king is come, and with the king my lord the duke; good night, my lord, good night."
+
 
 def look(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a Hugging Face model.", metavar="DIR")],
-    out: Annotated[Path, typer.Option(help="Capture to write, a .safetensors file.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder of a run or of a Hugging Face model, or the name of a model on the Hugging Face hub: gpt2. A "
+            "name that is neither a folder nor in the cache is downloaded.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    words: Annotated[
+        str | None, typer.Argument(help="Text that the model reads. Default: standard input.", metavar="TEXT")
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="File with the text that the model reads.", metavar="FILE")] = None,
     target: Annotated[
         Path | None,
@@ -30,36 +42,94 @@ def look(
         ),
     ] = None,
     image: Annotated[Path | None, typer.Option(help="Image that the model reads.", metavar="FILE")] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Look at a small model that is part of regard, instead of MODEL.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page that opens without a network.", metavar="PAGE.html")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the capture, for regard view.", metavar="TAPE.safetensors")
+    ] = None,
     summarize: Annotated[
         bool,
         typer.Option(
             "--summarize", help="Compute the summary of every layer now, so that the viewer opens long texts faster."
         ),
     ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the viewer. Default: 8765 or, if it is taken, the next free one.", min=0, max=65535),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
     device: Device = None,
 ) -> None:
-    """Capture all attention of a model while it reads a text or an image.
+    """Open the viewer on the attention of a model while it reads a text or an image.
 
     Examples:
 
+        regard look --sample
+
+        regard look gpt2 "The cat sat on the mat because it was tired."
+
+        regard look ./bert-base-uncased --text essay.txt --html essay.html
+
         regard look runs/deen --text in.de --out look.safetensors && regard view look.safetensors
 
-        regard look ./bert-base-uncased --text essay.txt --summarize --out essay.safetensors
-
-    Give either a text or an image. Open the capture with regard view.
+    With --html or --out the viewer is not started. Only safetensors weights are read, and no code of a model is run.
     """
     from ..tasks.look import tape_of
+    from ..tasks.model_folder import SAMPLE, model_folder
 
+    if sample:
+        if words is not None:
+            raise ValueError(f"--sample is the model, got also {model!r}; leave one out")
+        words, name = model, "sample"
+        if words is text is image is None:
+            words = SAMPLE_TEXT
+    elif model is None:
+        raise ValueError("give a model: a folder, a name of the Hugging Face hub such as gpt2, or --sample")
+    else:
+        name = model
+    read = None if words is text is None and image is not None else _text(words, text)
+    folder = SAMPLE if sample else model_folder(name, say=print_status)
     check_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
-    tape = tape_of(folder, text=_read(text, "--text"), target=_read(target, "--target"), image=image, device=device)
+    check_writable(html, folder, text, target, image, flag="--html", ends=(".html", ".htm"))
+    tape = tape_of(folder, text=read, target=_read(target, "--target"), image=image, device=device)
     if summarize:
         with progress("measuring") as show:
             for n, key in enumerate(tape):
                 tape.summary(key)
                 show(n + 1, len(tape))
-    with disk_errors(out, then="try again"):
-        tape.save(out)
-    print_status(f"{out}: {len(tape)} layer{'s' * (len(tape) > 1)}; regard view {out}")
+    title = Path(name).name
+    if out is not None:
+        with disk_errors(out, then="try again"):
+            tape.save(out)
+        print_status(f"{out}: {len(tape)} layer{'s' * (len(tape) > 1)}; regard view {out}")
+    if html is not None:
+        with disk_errors(html, then="try again"):
+            tape.page(name=title).save(html)
+        print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB; open it in a browser")
+    if out is html is None:
+        viewer = tape.view(name=title, port=port, open_browser=browser)
+        print_status("press Ctrl-C to stop the viewer")
+        viewer.wait()
+
+
+def _text(words: str | None, file: Path | None) -> str | None:
+    """Return the text to read: the argument, the file, or standard input."""
+    if words is not None and file is not None:
+        raise ValueError("a text was given, and --text FILE too; leave one out")
+    if file is not None:
+        return _read(file, "--text")
+    if words is not None:
+        return words
+    if sys.stdin.isatty():
+        raise ValueError('give a text: regard look MODEL "The cat sat on the mat.", --text FILE, or standard input')
+    found = sys.stdin.read()
+    if not found.strip():
+        raise ValueError('standard input is empty; give a text: regard look MODEL "The cat sat on the mat."')
+    return found
 
 
 def view(
