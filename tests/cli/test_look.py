@@ -309,10 +309,10 @@ def test_a_target_is_refused_where_nothing_would_read_it(texts, language_run):
 MALFORMED = {
     "nothing": (
         ("look", "{tmp}/bert-base-uncased", "--text", "{line}", "--out", "{tmp}/a.safetensors"),
-        "is not a folder; expected a run written by regard train, or the folder of a Hugging Face model",
+        "is no folder; give the folder of a model, or its name on the hub, such as gpt2",
     ),
     "no run": (("look", "{empty}", "--text", "{line}", "--out", "{tmp}/a.safetensors"), "has no checkpoints"),
-    "neither": (("look", "{run}", "--out", "{tmp}/a.safetensors"), "give either a text or an image"),
+    "neither": (("look", "{run}", "--out", "{tmp}/a.safetensors"), "standard input is empty; give a text"),
     "both": (("look", "{run}", "--text", "{line}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "got both"),
     "image to a reader": (("look", "{run}", "--image", "{line}", "--out", "{tmp}/a.safetensors"), "reads text"),
     "empty": (("look", "{run}", "--text", "{blank}", "--out", "{tmp}/a.safetensors"), "the text is empty"),

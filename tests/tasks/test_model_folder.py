@@ -14,7 +14,7 @@ from regard.tasks.look import tape_of
 from regard.tasks.model_folder import SAMPLE, is_complete, model_folder
 from tests.tasks.hub_server import hub_server
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 
 @pytest.fixture
@@ -85,6 +85,7 @@ def test_a_name_is_downloaded_once_and_only_what_runs_no_code(cache, tmp_path, m
     folder, said = write_model(tmp_path / "model", *unsafe), []
     with hub_server({"org/tiny": folder}) as (address, requests):
         use_hub(address, monkeypatch)
+        huggingface_hub.utils.enable_progress_bars()  # the tests of regard look turn them off
         found = model_folder("org/tiny", say=said.append)
         assert sorted(path.name for path in found.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
         assert said == ["org/tiny is no folder here and not in the cache; downloading it from the Hugging Face hub"]
