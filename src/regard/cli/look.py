@@ -85,13 +85,13 @@ def look(
         if words is not None:
             raise ValueError(f"--sample is the model, got also {model!r}; leave one out")
         words, name = model, "sample"
-        if words is text is image is None:
+        if (words, text, image) == (None, None, None):
             words = SAMPLE_TEXT
     elif model is None:
         raise ValueError("give a model: a folder, a name of the Hugging Face hub such as gpt2, or --sample")
     else:
         name = model
-    read = None if words is text is None and image is not None else _text(words, text)
+    read = None if image is not None and (words, text) == (None, None) else _text(words, text)
     folder = SAMPLE if sample else model_folder(name, say=print_status)
     check_writable(out, folder, text, target, image, flag="--out", ends=(TAPE,))
     check_writable(html, folder, text, target, image, flag="--html", ends=(".html", ".htm"))
