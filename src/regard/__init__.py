@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 ROOMS = ("data", "decode", "lens", "models", "nn", "tasks", "train", "views")
+FROM_LENS = ("capture", "check")
 
 # The module of each public name; a module is imported when a name of it is first used, and PyTorch with it.
 NAMES_BY_MODULE = {
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from . import train as train
     from . import views as views
     from .lens.capture import capture as capture
+    from .lens.linter.check import check as check
     from .ops.merge import merge
     from .ops.operator import attend, explain, weights
     from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
@@ -105,8 +107,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Import a name or a room when first used: `regard.attend`, `regard.nn.Attention` after `import regard`."""
-        if name == "capture":
-            return import_module("regard.lens").capture
+        if name in FROM_LENS:
+            return getattr(import_module("regard.lens"), name)
         if name in MODULE_OF:
             value = globals()[name] = getattr(import_module(f"regard.{MODULE_OF[name]}"), name)
             return value
@@ -116,4 +118,4 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *ROOMS, "capture"})
+    return sorted({*globals(), *__all__, *ROOMS, *FROM_LENS})

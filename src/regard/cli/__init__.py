@@ -1,7 +1,8 @@
 """The command line: a thin layer over `regard.tasks`, and the only room that knows all the others.
 
-Exit codes: 0 success, 2 bad input or usage, 3 no usable checkpoint, 4 NaN or infinity in training, 5 disk, memory or
-device, 130 and 143 interrupted. Every error is one line on standard error that begins with `error:`.
+Exit codes: 0 success, 1 findings of `regard check`, 2 bad input or usage, 3 no usable checkpoint, 4 NaN or infinity in
+training, 5 disk, memory or device, 130 and 143 interrupted. Every error is one line on standard error that begins with
+`error:`.
 """
 
 from __future__ import annotations

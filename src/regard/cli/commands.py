@@ -9,6 +9,7 @@ import typer
 from . import (
     answering,
     captioning,
+    check_command,
     classification,
     demo,
     explain,
@@ -62,6 +63,7 @@ app.command("evaluate", rich_help_panel="Use", cls=runs.help_of_run(runs.EVALUAT
 app.command("score", rich_help_panel="Use", cls=runs.help_of_run(runs.SCORINGS, runs.print_scores))(runs.score)
 app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.look)
 app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.view)
+app.command(rich_help_panel="Look inside", cls=OnceCommand)(check_command.check)
 app.command(rich_help_panel="Look inside", cls=OnceCommand)(explain.explain)
 app.command(rich_help_panel="Look inside", cls=OnceCommand, context_settings={"ignore_unknown_options": True})(
     explain.bench

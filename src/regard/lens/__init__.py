@@ -41,6 +41,8 @@ from .capture import capture
 from .capture_warning import CaptureWarning
 from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
+from .linter.check import check
+from .linter.findings import AttentionBugError, CheckReport, Finding
 from .monitoring.head_events import collapsed_entropy, dead_head, equal_heads, rising_logit, sink_head
 from .monitoring.head_history import HeadEvent, HeadHistory
 from .monitoring.monitor import Monitor
@@ -55,9 +57,12 @@ from .tape.tape import Tape
 
 __all__ = [
     "AlignmentScore",
+    "AttentionBugError",
     "CaptureWarning",
+    "CheckReport",
     "EdgeWeights",
     "Extras",
+    "Finding",
     "Groups",
     "HeadEvent",
     "HeadHistory",
@@ -78,6 +83,7 @@ __all__ = [
     "argmax_links",
     "attention_flow",
     "capture",
+    "check",
     "collapsed_entropy",
     "dead_head",
     "diagonality",

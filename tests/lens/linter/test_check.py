@@ -1,0 +1,158 @@
+"""check names the bug of seeded code, is silent on code that is right, and says what it assumed and could not try."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard import Causal, Diagonal, Entmax, Hard, Prefix, Sparsemax, Window
+from regard.lens.linter.findings import CHECKS
+from regard.models import Bert, BertConfig, Gpt, GptConfig
+from regard.nn import Attention, DecoderBlock, EncoderBlock, FeedForward, LatentAttention, Rotary
+
+from .seeded_bugs import BUGS, DIM, HEADS, RIGHT, Tutorial
+
+SEEDED = [(name, n) for name, cases in BUGS.items() for n in range(len(cases))]
+
+
+def test_every_check_has_three_seeded_bugs_and_a_look_alike():
+    assert BUGS.keys() == RIGHT.keys() == CHECKS.keys()
+    assert {len(cases) for cases in BUGS.values()} == {3}
+
+
+@pytest.mark.parametrize(("name", "n"), SEEDED)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_seeded_bug_is_named_and_nothing_else(name, n, seed):
+    torch.manual_seed(seed)
+    make, arguments = BUGS[name][n]
+    report = regard.check(make(), **arguments)
+    assert [finding.name for finding in report.findings] == [name]
+    [finding] = report.findings
+    assert finding.tried
+    assert finding.result
+    assert finding.cause
+    assert not report
+    with pytest.raises(AssertionError, match=CHECKS[name]):
+        report.raise_if_any()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_look_alike_is_right(name, seed):
+    torch.manual_seed(seed)
+    make, arguments = RIGHT[name]
+    report = regard.check(make(), **arguments)
+    assert report.findings == ()
+    if name != "future-leak":
+        assert name in report.passed
+    report.raise_if_any()
+
+
+LAYERS = {
+    "plain": lambda: Attention(24, 4),
+    "grouped, rotary, causal": lambda: Attention(24, 6, kv_heads=2, mask=Causal(), rotary=Rotary(4)),
+    "window": lambda: Attention(24, 4, mask=Causal() & Window(3)),
+    "no self": lambda: Attention(24, 4, mask=Causal() & ~Diagonal()),
+    "prefix": lambda: Attention(24, 4, mask=Causal() | Prefix(2)),
+    "sparse weights": lambda: Attention(24, 4, normalize=Sparsemax()),
+    "entmax": lambda: Attention(24, 4, normalize=Entmax(1.5)),
+    "hard": lambda: Attention(24, 4, normalize=Hard()),
+    "slots": lambda: Attention(24, 4, slots=2, dropout=0.3),
+    "latent": lambda: LatentAttention(24, 4, latent=8, head_dim=6, rotary_dim=4, mask=Causal()),
+    "encoder": lambda: EncoderBlock(Attention(24, 4), FeedForward(24, 32)),
+    "decoder": lambda: DecoderBlock(Attention(24, 4, mask=Causal()), Attention(24, 4), FeedForward(24, 32)),
+    "nn.MultiheadAttention": lambda: nn.MultiheadAttention(24, 4, dropout=0.2),
+    "batch first": lambda: nn.MultiheadAttention(24, 4, batch_first=True, add_bias_kv=True),
+    "nn.TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(24, 4, 32, batch_first=True),
+    "nn.TransformerDecoderLayer": lambda: nn.TransformerDecoderLayer(24, 4, 32),
+    "nn.Transformer": lambda: nn.Transformer(24, 4, 1, 1, 32, batch_first=True),
+    "GPT": lambda: Gpt(GptConfig(vocabulary=30, dim=24, heads=4, depth=2, length=64)),
+    "BERT": lambda: Bert(BertConfig(vocabulary=30, dim=24, heads=4, depth=2, length=64)),
+    "kernel": lambda: lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v),
+    "attend": lambda: lambda q, k, v: regard.attend(q, k, v, mask=Causal()),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_regard_and_of_pytorch_have_no_finding(name):
+    torch.manual_seed(0)
+    report = regard.check(LAYERS[name]())
+    assert report.findings == (), str(report)
+    assert len(report.passed) >= 5
+
+
+def test_what_was_assumed_and_not_checked_is_in_the_report():
+    report = regard.check(Tutorial())
+    assert any(text.startswith("not causal") for text in report.assumed)
+    assert any(text.startswith("mask: True means attend") for text in report.assumed)
+    assert report.not_checked["cache"] == "forward has no cache argument"
+    assert set(report.passed) | report.not_checked.keys() == CHECKS.keys()
+    text = str(report)
+    assert text.startswith("Tutorial, 3 texts of 7 tokens, vectors 24 wide, float64: no finding")
+    assert "not checked:" in text
+
+
+def test_arguments_say_what_cannot_be_known():
+    assert [finding.name for finding in regard.check(Tutorial(), causal=True).findings] == ["future-leak"]
+    assert [finding.name for finding in regard.check(Tutorial(), true_means="hide").findings] == ["reversed-mask"]
+    make, _ = BUGS["scale"][0]
+    assert regard.check(make(), ignore=["scale"])
+    swapped = nn.MultiheadAttention(DIM, HEADS)
+    wrapped = nn.Sequential(swapped)
+    wrapped.forward = lambda x: swapped(x, x, x)[0]
+    assert regard.check(wrapped, dim=DIM, batch_first=False)
+    assert not regard.check(wrapped, dim=DIM)
+
+
+def test_an_example_input_says_what_a_module_reads():
+    def attention(x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    assert regard.check(attention, torch.randn(1, 2, 9, 8))
+    assert "vectors 10 wide" in regard.check(lambda x: x.softmax(-1) @ x.mT @ x, torch.randn(1, 9, 10)).subject
+
+
+def test_the_module_stays_as_it_is():
+    layer = Tutorial().train()
+    before = [x.clone() for x in layer.parameters()]
+    state = torch.get_rng_state()
+    regard.check(layer)
+    assert layer.training
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(layer.parameters(), before, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: regard.check(Tutorial(), ignore=["leak"]), "ignore must hold names of checks, got 'leak'"),
+        (lambda: regard.check(Tutorial(), true_means="see"), "true_means must be 'attend' or 'hide', got 'see'"),
+        (lambda: regard.check(Tutorial(), dim=7), "Tutorial could not be called: vectors of width 7: RuntimeError"),
+        (lambda: regard.check(nn.functional.scaled_dot_product_attention), "shows no signature; pass lambda q, k, v"),
+        (lambda: regard.check(nn.Conv1d(3, 3, 3)), "Conv1d could not be called: .* Pass an example input"),
+    ],
+)
+def test_bad_arguments_are_refused_with_the_next_step(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_weights_of_zeros_are_not_passed_in_silence():
+    layer = Tutorial()
+    nn.init.zeros_(layer.w_o.weight)
+    report = regard.check(layer)
+    assert "no token changes any output" in report.not_checked["unmet-tokens"]
+    assert "unmet-tokens" not in report.passed
+
+
+def test_the_report_in_the_guide_is_what_its_code_prints(capsys):
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "own_layer.md").read_text(encoding="utf8")
+    code, report = (
+        re.search(f"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1] for kind in ("python", "text")
+    )
+    exec(code, {"__name__": "guide"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[: len(report.splitlines())] == report.splitlines()
