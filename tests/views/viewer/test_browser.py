@@ -156,7 +156,7 @@ def test_what_is_no_number_has_a_colour_of_its_own(chromium, tmp_path, n):
     tape.page().save(tmp_path / "page.html")
     with shown(chromium, tape) as live, opened(chromium, (tmp_path / "page.html").as_uri()) as printed:
         for watched in (live, printed):
-            assert NO_NUMBER in watched.colours(".head canvas")
+            assert NO_NUMBER in watched.colours(".sheet canvas")
             watched.go(view="map")
             assert NO_NUMBER in watched.colours(".deep canvas")
             watched.page.locator(".legend-label", has_text=" (grey: not a number)").wait_for()

@@ -18,14 +18,28 @@ COUNT = """
     const draw = CanvasRenderingContext2D.prototype.putImageData;
     CanvasRenderingContext2D.prototype.putImageData = function (...given) { drawn++; draw.apply(this, given); };
 """
-NEAR = "[...document.querySelectorAll('button.head')].filter(one => one.querySelector('canvas')).length"
+NEAR = "[...document.querySelectorAll('button.head')].filter(one => one.querySelector('.thumb')).length"
 THERE = """(count) => {
     const all = [...document.querySelectorAll("button.head")];
     const onScreen = all.filter((one) => {
         const { top, bottom, left } = one.getBoundingClientRect();
         return bottom > 110 && top < innerHeight && left < innerWidth;
     });
-    return all.length === count && onScreen.length > 0 && onScreen.every((one) => one.querySelector("canvas"));
+    return all.length === count && onScreen.length > 0 && onScreen.every((one) => one.querySelector(".thumb"));
+}"""
+CORNERS = """() => {
+    const sheet = document.querySelector(".sheet canvas");
+    const { left, top, width } = sheet.getBoundingClientRect();
+    const paper = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    [paper.canvas.width, paper.canvas.height] = [sheet.width, sheet.height];
+    paper.drawImage(sheet, 0, 0);
+    const pixels = new Uint32Array(paper.getImageData(0, 0, sheet.width, sheet.height).data.buffer);
+    const at = (length) => Math.floor((length * sheet.width) / width);
+    const colour = (x, y) => pixels[at(y - top) * sheet.width + at(x - left)];
+    const found = [...document.querySelectorAll("button.head .thumb")].map((one) => one.getBoundingClientRect());
+    const seen = found.filter(({ top, bottom, left }) => bottom > 110 && top < innerHeight && left < innerWidth);
+    const pairs = seen.map(({ left, right, top }) => `${colour(left + 2, top + 2)} ${colour(right - 2, top + 2)}`);
+    return [...new Set(pairs)];
 }"""
 
 
@@ -58,19 +72,23 @@ def check(url, chromium):
         most = 0.6 * LAYERS * HEADS
         assert 0 < page.evaluate(NEAR) <= drawn() < most
         page.evaluate("document.querySelectorAll('button.head')[30].known = 1")
+        [corners] = page.evaluate(CORNERS)  # of each map: the first token looks at itself, and not at the last one
+        assert len(set(corners.split())) == 2
         assert 0 < drawn(scale="linear") < most
         assert 0 < drawn(scale="linear", palette="viridis") < most
         assert drawn(11 * HEADS, scale="linear", palette="viridis", filter="layers.1") < most  # 1, 10 to 19
         assert 0 < drawn(sort="entropy") < most
         assert page.locator("button.head .name").first.is_visible()
+        assert len(page.evaluate(CORNERS)) == 1
         assert drawn(sort="layer") < most
         assert page.evaluate("document.querySelectorAll('button.head')[30].known") == 1  # moved, not made anew
         overviews = [one for one in watched.asked if "overview?" in one]
         assert len(overviews) == len(set(overviews)) <= LAYERS
         page.evaluate("document.querySelector('.stage').scrollTo(0, 1e6)")
-        watched.until("[...document.querySelectorAll('button.head')].at(-1).querySelector('canvas') !== null")
-        assert page.evaluate("document.querySelector('button.head canvas') !== null")
-        assert page.evaluate("document.querySelector('button.head').querySelector('canvas')") is None  # it has let go
+        watched.until("[...document.querySelectorAll('button.head')].at(-1).querySelector('.thumb') !== null")
+        assert page.evaluate("document.querySelector('button.head .thumb') !== null")
+        assert page.evaluate("document.querySelector('button.head').querySelector('.thumb')") is None  # it has let go
+        assert len(page.evaluate(CORNERS)) == 1
         page.focus("button.head >> nth=-12")
         watched.press("ArrowUp")
         focused = "[document.activeElement.dataset.layer, document.activeElement.dataset.head].map(Number)"

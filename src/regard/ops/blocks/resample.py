@@ -32,13 +32,12 @@ def resample(cells: Tensor, dim: int, edges: Tensor, new_edges: Tensor) -> Tenso
     >>> resample(torch.tensor([1.0, 2.0, 6.0]), 0, torch.arange(4), torch.tensor([0.0, 1.5, 3.0]))
     tensor([1.3333, 4.6667])
     """
-    # The cumulative sum below would carry a NaN to every later cell.
+    # Zero times NaN is NaN: without this, the product below would carry a NaN to every new cell.
     if bool((missing := cells.isnan()).any()):
         holes = resample(missing.double(), dim, edges, new_edges) > 0
         return resample(cells.nan_to_num(nan=0.0), dim, edges, new_edges).masked_fill(holes, torch.nan)
     edges, new_edges = edges.double(), new_edges.double()
-    cumulative = torch.nn.functional.pad((cells.movedim(dim, -1).double() * edges.diff()).cumsum(-1), (1, 0))
-    cell = (torch.searchsorted(edges, new_edges, right=True) - 1).clamp(0, len(edges) - 2)
-    fraction = (new_edges - edges[cell]) / edges.diff()[cell]
-    at_edges = cumulative[..., cell] + (cumulative[..., cell + 1] - cumulative[..., cell]) * fraction
-    return (at_edges.diff(dim=-1) / new_edges.diff()).to(cells.dtype).movedim(-1, dim)
+    last = torch.minimum(edges[1:, None], new_edges[1:])
+    overlap = (last - torch.maximum(edges[:-1, None], new_edges[:-1])).clamp(min=0)
+    means = cells.movedim(dim, -1).double() @ (overlap / new_edges.diff())
+    return means.to(cells.dtype).movedim(-1, dim)

@@ -10,11 +10,13 @@ import * as hiding from "./hiding";
 import { Legend, brief } from "./legend";
 import { pause } from "./remote";
 import { several } from "./several";
+import { Sheet } from "./sheet";
 import { type Difference, type Layer, type Overview, Refusal, type Role, ROLES } from "./source";
 import type { Sort, State } from "./state";
 import { type HeadMap, Thumbnail } from "./thumbnail";
 
 const STRONG = 0.995; // share of all cells that are weaker than the strongest colour of differences
+const [RANKED, GAP] = [96, 14]; // pixels across a head in the order of a measure, and between two, as in app.css
 const PAUSE = 300; // milliseconds from one drawing to the next while layers come in
 const ORDERS = { layer: "by layer", role: "by role", similarity: "by similarity" };
 const MEASURES = { entropy: "entropy", distance: "distance", max: "largest weight", sink: "sink" };
@@ -38,7 +40,12 @@ export class OverviewView implements View {
   );
   private readonly filter: HTMLInputElement;
   private readonly names: string[];
-  private readonly resized = new ResizeObserver(() => this.fit());
+  private readonly resized = new ResizeObserver(() => {
+    this.fit();
+    if (isMeasure(this.app.state.sort) && this.perRow !== this.columns()) this.drawSoon();
+    else this.paint();
+  });
+  private readonly sheet: Sheet;
   /** Tells which heads come near the screen, and which leave it. */
   private readonly seen: IntersectionObserver;
   private readonly near = new Set<Thumbnail>();
@@ -46,7 +53,6 @@ export class OverviewView implements View {
   /** The heads of each layer that has been read. */
   private readonly found = new Map<number, Thumbnail[]>();
   private readonly rows = new Map<number, HTMLElement>();
-  private readonly flat = el("div", { class: "heads flat" });
   private readonly thumbnails = new WeakMap<Element, Thumbnail>();
   /** The layers that have heads to show. */
   private wanted: number[] = [];
@@ -62,6 +68,8 @@ export class OverviewView implements View {
   private differences = new Spread();
   private asked = "";
   private pending = 0;
+  /** Heads side by side in the order of a measure, as they were last drawn. */
+  private perRow = 0;
   /** When the page was last brought up to the state. */
   private drawn = -PAUSE;
 
@@ -83,6 +91,7 @@ export class OverviewView implements View {
       spellcheck: "false",
       oninput: () => app.go({ filter: this.filter.value }, "slide"),
     });
+    this.sheet = new Sheet(host, this.body);
     fill(host, this.body);
     this.resized.observe(this.body);
   }
@@ -178,9 +187,8 @@ export class OverviewView implements View {
     this.atlasOf = this.app.state.capture;
     const values = this.app.capture.layers.flatMap(({ effects }) => effects[this.effect() ?? ""] ?? []);
     this.largestEffect = values.reduce<number>((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
-    fill(this.flat);
     this.differences = new Spread();
-    fill(this.body, this.notes, this.grid);
+    fill(this.body, this.sheet.element, this.notes, this.grid);
   }
 
   /** Take the heads of a layer, in place of those that were there. */
@@ -290,15 +298,20 @@ export class OverviewView implements View {
       arrange(this.grid, sections);
       if (waits) this.grid.append(notice(this.atlas.missing || "comparing the heads …"));
     } else if (sort === "layer") {
-      const rows = this.wanted.flatMap((layer) => this.row(layer, chosen) ?? []);
+      const heads = new Map<number, HTMLElement[]>();
+      for (const { map, element } of chosen) heads.set(map.layer, [...(heads.get(map.layer) ?? []), element]);
+      const rows = this.wanted.flatMap((layer) => (heads.has(layer) ? [this.row(layer, heads.get(layer)!)] : []));
       arrange(this.grid, [this.ruler(chosen), ...rows]);
     } else {
-      arrange(this.flat, chosen.map(({ element }) => element));
-      arrange(this.grid, [this.flat]);
+      this.perRow = this.columns();
+      const rows = Array.from({ length: Math.ceil(chosen.length / this.perRow) }, (_, n) => {
+        const heads = chosen.slice(n * this.perRow, (n + 1) * this.perRow);
+        return el("div", { class: "heads flat ranked" }, ...heads.map(({ element }) => element));
+      });
+      arrange(this.grid, rows);
     }
     if (!chosen.length) this.grid.append(notice("No head passes the filter."));
     this.mark();
-    this.paint();
     const effect = this.effect();
     const key = el(
       "p",
@@ -312,12 +325,16 @@ export class OverviewView implements View {
     const ask = (): void => void this.atlas.read(this.wanted).catch(() => {});
     const roles = this.atlas.legend((role) => this.app.go({ role })) ?? (this.atlas.isQuick ? null : button("find the roles of heads", ask));
     fill(this.notes, key, roles, ...this.remarks(chosen.map(({ map }) => map)));
+    this.paint();
   }
 
-  /** The heads of a layer behind its name; null if none of them is chosen. */
-  private row(layer: number, chosen: Thumbnail[]): HTMLElement | null {
-    const heads = chosen.filter(({ map }) => map.layer === layer).map(({ element }) => element);
-    if (!heads.length) return null;
+  /** As many heads as have room side by side in the order of a measure. */
+  private columns(): number {
+    return Math.max(1, Math.floor((this.grid.clientWidth + GAP) / (RANKED + GAP)));
+  }
+
+  /** The heads of a layer behind its name. */
+  private row(layer: number, heads: HTMLElement[]): HTMLElement {
     let row = this.rows.get(layer);
     if (!row) {
       const name = el("h3", { title: this.app.capture.layers[layer].name }, this.names[layer]);
@@ -363,6 +380,7 @@ export class OverviewView implements View {
   private paint(): void {
     const most = this.differences.quantile(STRONG) ?? 1;
     for (const one of this.near) one.draw(one.map.signed ? most : null);
+    this.sheet.paint([...this.near].flatMap((one) => one.placed() ?? []));
   }
 
   /** The scale of the maps, and how far they can be trusted. */

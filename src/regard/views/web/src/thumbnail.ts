@@ -1,4 +1,4 @@
-// Thumbnail: a head as a button with its small map, which is drawn only while it is near the screen.
+// Thumbnail: a head as a button. Its small map is drawn only while it is near the screen, on the sheet behind the buttons.
 
 import { type App, headName } from "./app";
 import { type Atlas, badge, scored } from "./atlas";
@@ -6,6 +6,7 @@ import { type Certainty, said } from "./certainty";
 import { Spread } from "./colours";
 import { el, fill } from "./element";
 import { brief } from "./legend";
+import type { Placed } from "./sheet";
 import type { Layer } from "./source";
 
 /** A head: its measures, and how to decode its map. */
@@ -35,6 +36,7 @@ export class Thumbnail {
   private drawn = "";
   private strong: number | null = null;
   private shown: string | null = null;
+  private picture: HTMLCanvasElement | null = null;
 
   constructor(
     private readonly app: App,
@@ -85,7 +87,7 @@ export class Thumbnail {
     return this.atlas.of(layer, head).filter((role) => role !== "sink").map(badge);
   }
 
-  /** Draw the map; `most` is the value of the strongest colour, null for a strong one of this map. */
+  /** Draw the map for the sheet; `most` is the value of the strongest colour, null for a strong one of this map. */
   draw(most: number | null): void {
     const { palette, scale } = this.app.state;
     const key = `${palette} ${this.app.theme} ${scale} ${most}`;
@@ -95,26 +97,34 @@ export class Thumbnail {
     const cells = this.map.cells();
     this.strong ??= strongest(cells);
     const ramp = this.app.ramp(most ?? this.strong, this.map.signed);
-    this.element.querySelector("canvas")!.getContext("2d")!.putImageData(ramp.pixels(cells, ...this.map.size), 0, 0);
+    const [rows, cols] = this.map.size;
+    this.picture ??= el("canvas", { width: cols, height: rows });
+    this.picture.getContext("2d")!.putImageData(ramp.pixels(cells, rows, cols), 0, 0);
+  }
+
+  /** The map and where the button shows it, null until it is drawn. */
+  placed(): Placed | null {
+    const [row, place] = [this.element.closest(".layer, .ranked, .island"), this.element.firstElementChild];
+    return row && place && this.picture ? { row, place, picture: this.picture } : null;
   }
 
   /** Let go of all but the button itself, which keeps its place. */
   clear(): void {
     this.drawn = "";
+    this.picture = null;
     fill(this.element);
   }
 
   private build(): void {
-    const { layer, head, entropy, size, sink, certainty, effect, effectShare } = this.map;
+    const { layer, head, entropy, sink, certainty, effect, effectShare } = this.map;
     const { heads, n_j } = this.app.capture.layers[layer];
     const bar = meter("entropy", (entropy || 0) / Math.log(Math.max(2, n_j)));
     const mark = sink > 0 ? el("span", { class: "sink" }) : null;
     if (mark) mark.style.opacity = String(0.35 + 0.65 * sink);
-    const canvas = el("canvas", { width: size[1], height: size[0] });
     const thumb = `thumb${certainty.state === "exact" ? "" : " sampled"}`;
     fill(
       this.element,
-      el("span", { class: thumb }, canvas, ...this.padding(), mark, el("span", { class: "badges" }, ...this.badges())),
+      el("span", { class: thumb }, ...this.padding(), mark, el("span", { class: "badges" }, ...this.badges())),
       bar,
       Number.isFinite(effect) ? meter("effect", effectShare()) : null,
       el("span", { class: "name" }, `${this.name} · ${heads[head]} `, el("b", {}, this.shown ?? "")),
