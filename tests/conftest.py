@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
 settings.register_profile(
-    "fast", max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    "fast", max_examples=50, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile(
     "nightly", parent=settings.get_profile("fast"), max_examples=int(os.environ.get("REGARD_EXAMPLES", 10_000))

@@ -52,7 +52,11 @@ def wide(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "kl") for name in TERMS), *((name, kind) for name in FEW for kind in KINDS[1:])]
+    ("name", "kind"),
+    [
+        *((name, "kl") for name in TERMS),
+        *(pytest.param(name, kind, marks=pytest.mark.interpreter) for name in FEW for kind in KINDS[1:]),
+    ],
 )
 def test_terms_of_one_pattern_have_the_divergence_of_their_matrices(kind, name, small_tiles):
     terms = wide(name)
@@ -75,7 +79,7 @@ BANDS = [
 
 
 @pytest.mark.parametrize(("one", "other"), BANDS)
-@pytest.mark.parametrize("kind", ["kl", "mse"])
+@pytest.mark.parametrize("kind", ["kl", pytest.param("mse", marks=pytest.mark.interpreter)])
 def test_bands_and_lengths_may_differ_between_the_sides(kind, one, other, small_tiles):
     (A, B), (a, b), *_ = pair(small_tiles, TERMS[one], TERMS[other])
     assert fused.objections(A.call, B.call) == []
@@ -104,6 +108,7 @@ def test_gradients_of_both_sides_are_those_of_the_definition(kind, one, other, s
         torch.testing.assert_close(x.cpu().double(), y, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("terms", [{}, {"bias": R.Alibi(1)}, {"bias": R.Relative.t5(torch.randn(1, 32))}], ids=repr)
 def test_one_head_is_compared_with_each_of_the_others(terms, small_tiles):
     (A, B), (a, b), ours, exact = pair(small_tiles, TERMS["causal"], {"mask": R.Causal(), **terms}, grad=True, heads=1)

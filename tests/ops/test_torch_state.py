@@ -466,7 +466,7 @@ TRACED = {
 SINGLE_CALLS = ("plain", "causal", "padded", "causal, padded")
 
 
-@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("mode", ["real", "fake", pytest.param("symbolic", marks=pytest.mark.compiled)])
 @pytest.mark.parametrize("terms", TRACED.values(), ids=TRACED)
 @pytest.mark.parametrize("rows", [9, 5])
 def test_make_fx_records_a_graph_that_holds_for_other_numbers(terms, mode, rows):

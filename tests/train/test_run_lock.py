@@ -51,6 +51,7 @@ def held(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.processes
 def test_second_process_is_refused_with_host_process_and_start(held):
     run, process = held
     expected = rf"is in use by process {process.pid} on {socket.gethostname()}, which began at \d{{4}}-.* UTC; wait"
@@ -63,6 +64,7 @@ def test_second_process_is_refused_with_host_process_and_start(held):
     assert [path.name for path in run.iterdir()] == [LOCK]
 
 
+@pytest.mark.processes
 def test_lock_of_a_killed_process_is_taken_over_and_reported(held):
     run, process = held
     process.send_signal(signal.SIGKILL)
@@ -104,6 +106,7 @@ def test_a_folder_cannot_be_locked_twice_in_a_process(tmp_path):
     train(tmp_path)
 
 
+@pytest.mark.processes
 def test_worker_that_outlives_a_killed_run_does_not_hold_its_lock(tmp_path):
     script = HOLD.replace("time.sleep(60)", "import os\n    if os.fork() == 0: time.sleep(5)\n    os._exit(0)")
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.DEVNULL, check=True, timeout=60)

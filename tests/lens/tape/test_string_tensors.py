@@ -32,7 +32,7 @@ def test_equal_rows_are_stored_and_read_once():
     assert reader.read(more) == [["a"], ["b"]]
 
 
-@pytest.mark.parametrize(("texts", "n"), [(1, 2**20), (2000, 512)])
+@pytest.mark.parametrize(("texts", "n"), [(1, 2**20), pytest.param(2000, 512, marks=pytest.mark.thorough)])
 def test_a_tape_of_a_million_tokens_keeps_them(tmp_path, texts, n):
     rng = random.Random(0)
     q = torch.zeros(texts, 1, n, 1, dtype=torch.bfloat16)

@@ -28,9 +28,20 @@ def worker():
     worker.close()
 
 
+class OnWorker:
+    """An API whose methods run in the thread of the worker, as the server calls them."""
+
+    def __init__(self, api, worker):
+        self._api, self._worker = api, worker
+
+    def __getattr__(self, name):
+        found = getattr(self._api, name)
+        return (lambda *given: self._worker.do(lambda: found(*given)).result()) if callable(found) else found
+
+
 @pytest.fixture
 def asked(tape, worker):
-    return ViewerApi([Capture(tape, "first"), Capture(tape, "second")], worker)
+    return OnWorker(ViewerApi([Capture(tape, "first"), Capture(tape, "second")], worker), worker)
 
 
 def close(x, truth, tolerance=1e-5):
@@ -231,7 +242,7 @@ def long(worker):
     torch.manual_seed(1)
     q, k = torch.randn(2, 1, 2, 1100, 8)
     tape = Tape({("a", 0): weights(q, k, mask=Causal()), ("b", 0): weights(k, q)})
-    return tape, ViewerApi([Capture(tape, "long")], worker)
+    return tape, OnWorker(ViewerApi([Capture(tape, "long")], worker), worker)
 
 
 def test_a_coarse_tile_is_a_preview_first_and_exact_soon(long, monkeypatch):

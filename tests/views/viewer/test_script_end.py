@@ -12,6 +12,8 @@ import pytest
 
 from regard.views.viewer import script_end
 
+pytestmark = pytest.mark.processes
+
 START = """
 import torch
 from regard import weights
