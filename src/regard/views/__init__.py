@@ -8,6 +8,7 @@ from .export import MEGABYTES, Page, page
 from .figures.curves import curves
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .figures.points_on_maps import points
+from .figures.timeline import timeline
 from .notebook_html import tape_html
 from .viewer.server import Viewer, serve, view
 
@@ -29,5 +30,6 @@ __all__ = [
     "serve",
     "tape_html",
     "text",
+    "timeline",
     "view",
 ]

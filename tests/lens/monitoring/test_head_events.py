@@ -53,9 +53,11 @@ def test_heads_that_became_one_are_an_event_of_their_layer():
     assert [event.step for event in equal_heads(found, within=0.002)] == [2]
 
 
-def test_an_event_is_said_again_only_after_its_condition_was_false():
-    rows = (1, 60, 70, 80, 10, 60, 70)
-    assert [event.step for event in rising_logit(history("logit", *rows))] == [21, 61]
+def test_an_event_comes_again_only_after_the_head_has_recovered():
+    rows = (1, 60, 70, 80, 70, 80, 90, 10, 60, 70)
+    assert [event.step for event in rising_logit(history("logit", *rows))] == [21, 91]
+    rows = (1.0, 0.04, 0.06, 0.04, 0.1, 0.04)
+    assert [event.step for event in collapsed_entropy(history("entropy", *rows))] == [11, 51]
     for rule in RULES:  # what is found up to a step does not depend on later ones
         whole = history("logit", *rows)
         assert [rule(whole.upto(step)) for step in whole.steps][-1] == rule(whole)

@@ -173,6 +173,6 @@ def test_logits_that_are_not_finite_are_refused():
     monitor = Monitor(model, rules=())
     with monitor:
         run(model)
-    monitor.history._rows[-1]["(model)"][0, 0] = torch.inf
+    monitor.history.latest("logit", "")[0] = torch.inf
     with pytest.raises(ValueError, match="the logits of '\\(model\\)' are not finite at step 1; go back"):
         qk_clip_(model, monitor)

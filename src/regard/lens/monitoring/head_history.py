@@ -55,61 +55,73 @@ class HeadHistory:
         self.measures = tuple(measures)
         self.steps: list[int] = []
         self.events: list[HeadEvent] = list(events)
-        self._rows: list[dict[str, Tensor]] = []  # per step: layer -> measures x heads
+        self._ran: list[tuple[str, ...]] = []  # the layers of each step
+        self._values: dict[str, Tensor] = {}  # layer -> steps measures heads, with room for more steps
 
     def add(self, step: int, values: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Add the numbers of a step, a tensor of heads for each layer and measure; a measure may be left out."""
         if self.steps and step <= self.steps[-1]:
             raise ValueError(f"steps must rise, got {step} after {self.steps[-1]}")
-        row = {}
+        n = len(self.steps)
         for layer, named in values.items():
-            missing = torch.full_like(next(iter(named.values())), math.nan, dtype=torch.float32)
-            row[layer] = torch.stack([named[name].float() if name in named else missing for name in self.measures])
+            heads = len(next(iter(named.values())))
+            kept = self._values.get(layer)
+            if kept is None or len(kept) <= n:
+                room = torch.full((max(16, 2 * n), len(self.measures), heads), math.nan)
+                if kept is not None:
+                    room[: len(kept)] = kept
+                self._values[layer] = room
+            for at, name in enumerate(self.measures):
+                if name in named:
+                    self._values[layer][n, at] = named[name]
         self.steps.append(step)
-        self._rows.append(row)
+        self._ran.append(tuple(values))
 
     @property
     def layers(self) -> list[str]:
         """The names of the layers, in the order of the model."""
-        return list(dict.fromkeys(layer for row in self._rows for layer in row))
+        return list(self._values)
 
     @property
     def last_layers(self) -> list[str]:
         """The names of the layers that ran at the last watched step."""
-        return list(self._rows[-1]) if self._rows else []
+        return list(self._ran[-1]) if self._ran else []
 
     def heads(self, layer: str) -> int:
         """Return the number of heads of a layer."""
-        return next(row[layer].shape[1] for row in self._rows if layer in row)
+        return self._values[layer].shape[2]
 
     def __getitem__(self, measure: str) -> dict[str, Tensor]:
-        """Return a measure over steps, `steps heads` for each layer; NaN at steps in which the layer did not run.
-
-        The model itself, if it is one attention layer, is "" and "(model)".
-        """
-        if measure not in self.measures:
-            raise KeyError(f"{measure!r} was not watched, only {', '.join(self.measures)}; add it to measures=")
-        at, found = self.measures.index(measure), {}
-        for layer in self.layers:
-            missing = torch.full((self.heads(layer),), math.nan)
-            found[layer] = torch.stack([row[layer][at] if layer in row else missing for row in self._rows])
-        return found
+        """Return a measure over steps, `steps heads` for each layer; NaN at steps in which the layer did not run."""
+        at = self._index(measure)
+        return {layer: self._of(layer)[:, at] for layer in self._values}
 
     def latest(self, measure: str, layer: str) -> Tensor:
         """Return a measure of a layer's heads at the last watched step."""
-        row = self._rows[-1] if self._rows else {}
-        if shown_name(layer) not in row:
-            raise KeyError(f"no layer {layer!r} was watched at the last step, only {list_names(row)}")
-        if measure not in self.measures:
-            raise KeyError(f"{measure!r} was not watched, only {', '.join(self.measures)}; add it to measures=")
-        return row[shown_name(layer)][self.measures.index(measure)]
+        if shown_name(layer) not in (ran := self.last_layers):
+            raise KeyError(f"no layer {layer!r} was watched at the last step, only {list_names(ran)}")
+        return self._of(shown_name(layer))[-1, self._index(measure)]
 
     def upto(self, step: int) -> HeadHistory:
         """Return the history of the steps up to this one."""
         found = HeadHistory(self.measures, (event for event in self.events if event.step <= step))
-        kept = [n for n, each in enumerate(self.steps) if each <= step]
-        found.steps, found._rows = [self.steps[n] for n in kept], [self._rows[n] for n in kept]
+        n = sum(each <= step for each in self.steps)
+        found.steps, found._ran = self.steps[:n], self._ran[:n]
+        seen = dict.fromkeys(layer for ran in found._ran for layer in ran)
+        found._values = {layer: self._values[layer][:n].clone() for layer in seen}
         return found
+
+    def _index(self, measure: str) -> int:
+        if measure not in self.measures:
+            raise KeyError(f"{measure!r} was not watched, only {', '.join(self.measures)}; add it to measures=")
+        return self.measures.index(measure)
+
+    def _of(self, layer: str) -> Tensor:
+        """Return the numbers of a layer, `steps measures heads`."""
+        kept, n = self._values[layer], len(self.steps)
+        if len(kept) < n:  # the layer did not run at the last steps
+            kept = self._values[layer] = torch.cat([kept, kept.new_full((n, *kept.shape[1:]), math.nan)])
+        return kept[:n]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -184,9 +196,9 @@ class HeadHistory:
         """Return the rows of the table from the step of this index on."""
         return [
             [str(step), layer, str(head), *(f"{x:.9g}" for x in numbers)]
-            for step, row in zip(self.steps[first:], self._rows[first:], strict=True)
-            for layer, x in row.items()
-            for head, numbers in enumerate(x.mT.tolist())
+            for n, step in enumerate(self.steps[first:], start=first)
+            for layer in self._ran[n]
+            for head, numbers in enumerate(self._of(layer)[n].mT.tolist())
         ]
 
 
