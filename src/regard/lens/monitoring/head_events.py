@@ -90,8 +90,8 @@ def dead_head(history: HeadHistory, *, below: float = 0.01, drop: float = 10.0) 
 def equal_heads(history: HeadHistory, *, within: float = 0.001) -> list[HeadEvent]:
     """Find layers whose heads became one: they differ in no watched measure by more than `within`, relatively.
 
-    `value` is the largest relative difference, and above twice `within` the layer has recovered. It compares the numbers of the heads, not their matrices: on the text
-    itself `regard.lens.similarity` does.
+    `value` is the largest relative difference; above twice `within` the layer has recovered. The rule compares the
+    numbers of the heads, not their matrices: on a text `regard.lens.similarity` does that.
     """
     found = []
     for layer in history.layers:
