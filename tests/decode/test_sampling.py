@@ -114,10 +114,10 @@ def test_at_any_small_temperature_the_likeliest_is_drawn(temperature, options):
 
 
 def test_streams_stay_clear_of_one_and_of_each_other():
-    streams = uniform_streams(3, 1000, 0)
+    streams = uniform_streams([0, 1, 2], 1000)
     assert streams.min() >= 0
     assert streams.max() < 1
-    assert torch.equal(streams[1:], uniform_streams(2, 1000, 1))
+    assert torch.equal(streams[1:], uniform_streams([1, 2], 1000))
     assert not torch.equal(streams[0], streams[1])
 
 

@@ -13,7 +13,7 @@ import regard
 
 from ..data import Captions, captions_json, captions_tsv, read_image
 from ..tasks import captioning
-from ..tasks.caption_inputs import CaptionLengths
+from ..tasks.caption_inputs import CaptionLengths, ExampleImages
 from ..tasks.captioning import CaptioningModelSettings, Describer
 from ..tasks.image_inputs import Image, ImageSettings
 from ..tasks.vocabulary import WordVocabulary
@@ -21,8 +21,9 @@ from ..train import Outcome
 from ..train.dataclass_json import check_types
 from ..train.failures import disk_errors
 from .attention_output import TAPE, check_fits, draw, max_examples
-from .decoding_flags import LENGTH, Beam, MaxLength, Search
+from .decoding_flags import LENGTH, LENGTH_PENALTY, Beam, MaxLength, Search
 from .device import Device
+from .evaluation_files import OUT, check_out, write_outputs
 from .fine_tuning_flags import FineTuningFlags
 from .terminal import one_line, progress
 from .training_flags import Training
@@ -106,20 +107,32 @@ class CaptioningEvaluation(CaptionFiles):
     """The flags of `regard evaluate` for a captioner."""
 
     beam: Annotated[int, "Beam size; 1 is greedy search."] = 3
+    length_penalty: Annotated[float, LENGTH_PENALTY] = 0.6
     max_length: Annotated[int | None, LENGTH] = None
+    out: Annotated[str | None, OUT] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Compute BLEU-1 to BLEU-4 and exact matches against all references, and the loss.
 
         Several run folders are one ensemble.
         """
-        search = Search(beam=self.beam, max_length=self.max_length)
+        search = Search(beam=self.beam, penalty=self.length_penalty, max_length=self.max_length)
         examples = self.read()
+        check_out(self.out, *folders, self.captions, self.images)
         describer = Describer.load(*folders, device=device)
         with progress("describing") as show:
-            found = describer.evaluate(examples, beam=self.beam, max_length=self.max_length, show=show)
+            found = describer.n_best(
+                ExampleImages(examples),
+                n=1,
+                beam=self.beam,
+                alpha=self.length_penalty,
+                max_length=self.max_length,
+                show=show,
+            )
+        written = [best[0].text for best in found]
+        write_outputs(self.out, written)
         search.print_method()
-        return dict(found)
+        return dict(describer.measure(written, examples))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from . import (
     captioning,
     check_command,
     classification,
+    compare,
     demo,
     explain,
     language,
@@ -59,6 +60,9 @@ for use in (
 app.command(rich_help_panel="Use", cls=OnceCommand)(serve.serve)
 app.command("evaluate", rich_help_panel="Use", cls=runs.help_of_run(runs.EVALUATIONS, runs.print_evaluation))(
     runs.evaluate
+)
+app.command("compare", rich_help_panel="Use", cls=runs.help_of_run(compare.COMPARISONS, compare.print_comparison))(
+    compare.compare
 )
 app.command("score", rich_help_panel="Use", cls=runs.help_of_run(runs.SCORINGS, runs.print_scores))(runs.score)
 app.command(rich_help_panel="Look inside", cls=OnceCommand)(look.look)

@@ -40,6 +40,12 @@ class PairFiles:
     def __post_init__(self) -> None:
         check_types(self)
 
+    @property
+    def files(self) -> list[str]:
+        """The names of all files."""
+        given = (self.source, self.target, self.pairs)
+        return [str(path) for files in given if files is not None for path in as_paths(files)]
+
     def read(self, *, prefix: str = "") -> Rows[Pair] | JoinedRows[Pair]:
         """Return the pairs, with every line checked; `prefix` is the prefix of the flags in error messages."""
         both = self.source is not None and self.target is not None
@@ -73,6 +79,12 @@ class SummaryFiles:
 
     def __post_init__(self) -> None:
         check_types(self)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of all files."""
+        given = (self.documents, self.summaries, self.pairs, self.jsonl)
+        return [str(path) for files in given if files is not None for path in as_paths(files)]
 
     def read(self, *, prefix: str = "") -> Rows[Pair] | JoinedRows[Pair]:
         """Return the pairs, with every line checked; `prefix` is the prefix of the flags in error messages."""

@@ -41,17 +41,27 @@ SCORINGS: dict[str, Any] = {
 }
 
 
-def task_command(settings: Mapping[str, Any], run: Callable[[Any], None]) -> Callable[..., None]:
-    """Return a command with the flags of all tasks, which runs the settings class of the task of the given run."""
+def task_command(
+    settings: Mapping[str, Any],
+    run: Callable[[Any], None],
+    *,
+    check: Callable[[Sequence[Path]], None] = lambda folders: None,
+    folders: Any = Folders,
+) -> Callable[..., None]:
+    """Return a command with the flags of all tasks, which runs the settings class of the task of the given run.
+
+    `check` is called with the folders first, and `folders` is their argument.
+    """
 
     def run_task(folders: Sequence[Path], device: str | None, given: Mapping[Flag, Any]) -> None:
+        check(folders)
         made = task_settings(settings, folders, given)
         found = made.run(folders, device)
         for note in reading_notes(folders[0], made, given):
             print_status(note)
         run(found)
 
-    made = command(run_task, {"folders": Folders, "device": (Device, None)}, shared_flags(settings))
+    made = command(run_task, {"folders": folders, "device": (Device, None)}, shared_flags(settings))
     made.__doc__ = run.__doc__
     return made
 

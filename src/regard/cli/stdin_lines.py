@@ -29,7 +29,7 @@ def write_lines(
     with progress(doing) as show:
         for lines in chunks_of_input(stream=stream):
             check_fits(attention, number + len(lines), most)
-            found = writer.n_best(lines, **search.settings, show=show)
+            found = writer.n_best(lines, **search.settings_of(lines, before=number), show=show)
             for best in found:
                 print(*n_best_lines(number, [(one_line(one.text), one.score) for one in best], search.nbest), sep="\n")
                 number += 1
@@ -40,6 +40,7 @@ def write_lines(
                 pairs += [
                     Draft(line, one_line(best[0].text), best[0].tokens) for line, best in zip(lines, found, strict=True)
                 ]
+    search.check_prefixes(number)
     search.print_unfinished(what, unfinished, number, longest=writer.longest)
     print_truncated("documents", long, number, writer.limit)
     return pairs

@@ -19,9 +19,10 @@ from ..train import Outcome
 from ..train.failures import disk_errors
 from .attention_output import check_single_input, max_examples, save_pairs
 from .cleaning import Cleaning
-from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
+from .decoding_flags import LENGTH, LENGTH_PENALTY, Beam, MaxLength, Nbest, Penalty, Search
 from .device import Device
-from .files import SummaryFiles
+from .evaluation_files import OUT, REFERENCE, check_out, read_references, write_outputs
+from .files import Files, SummaryFiles
 from .fine_tuning_flags import FineTuningFlags
 from .stdin_chunks import Stream
 from .stdin_lines import Runs, write_lines
@@ -78,6 +79,7 @@ class SummarizationEvaluation(SummaryFiles):
     """The flags of `regard evaluate` for a summarizer."""
 
     beam: Annotated[int, "Beam size; 1 is greedy search."] = 4
+    length_penalty: Annotated[float, LENGTH_PENALTY] = 0.6
     max_length: Annotated[int | None, LENGTH] = None
     no_repeat: Annotated[
         int | None, "Never repeat a sequence of this number of tokens. Default: repetition is allowed."
@@ -85,24 +87,25 @@ class SummarizationEvaluation(SummaryFiles):
     rouge: Annotated[RougeWords, "Words that ROUGE compares: stemmed English words, or words of any script."] = (
         "english"
     )
+    reference: Annotated[Files | None, REFERENCE] = None
+    out: Annotated[str | None, OUT] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Compute ROUGE-1, -2 and -L of the summaries, and the loss; several run folders are one ensemble."""
-        search = Search(beam=self.beam, max_length=self.max_length, no_repeat=self.no_repeat)
+        search = Search(
+            beam=self.beam, penalty=self.length_penalty, max_length=self.max_length, no_repeat=self.no_repeat
+        )
         pairs = list(self.read())
+        references = read_references(pairs, self.reference)
+        check_out(self.out, *folders, *self.files)
         summarizer = Summarizer.load(*folders, device=device)
         with progress("summarizing") as show:
-            found = summarizer.evaluate(
-                pairs,
-                beam=self.beam,
-                max_length=self.max_length,
-                no_repeat=self.no_repeat,
-                words=self.rouge,
-                show=show,
-            )
+            found = summarizer.write([pair.source for pair in pairs], **search.one_best, show=show)
+        written = [one.text for one in found]
+        write_outputs(self.out, written)
         _print_truncated(summarizer, pairs)
         search.print_method()
-        return dict(found)
+        return dict(summarizer.measure(written, pairs, words=self.rouge, references=references))
 
 
 @dataclass(frozen=True, kw_only=True)

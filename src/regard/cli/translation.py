@@ -13,6 +13,7 @@ from ..data import DataError, Lines
 from ..lens import Links, alignment_score
 from ..tasks import translation
 from ..tasks.batching import Batching
+from ..tasks.metrics import check_tokenizable
 from ..tasks.pairs import PairVocabulary
 from ..tasks.seq2seq_task import MAX_CAPTURED_PAIRS
 from ..tasks.translation import TranslationModelSettings, Translator
@@ -22,9 +23,27 @@ from ..train import checkpoint as checkpoints
 from ..train.failures import disk_errors
 from .attention_output import check_single_input, max_examples, save_pairs
 from .cleaning import Cleaning
-from .decoding_flags import LENGTH, Beam, MaxLength, Nbest, Penalty, Search
+from .decoding_flags import (
+    COVERAGE,
+    LENGTH,
+    LENGTH_PENALTY,
+    Beam,
+    Coverage,
+    MaxLength,
+    Nbest,
+    Penalty,
+    Prefix,
+    Prefixes,
+    Search,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    sampling_of,
+)
 from .device import Device
-from .files import PairFiles, check_writable
+from .evaluation_files import OUT, REFERENCE, check_out, read_references, write_outputs
+from .files import Files, PairFiles, check_writable
 from .fine_tuning_flags import FineTuningFlags
 from .stdin_chunks import Stream
 from .stdin_lines import Runs, write_lines
@@ -99,23 +118,32 @@ class TranslationEvaluation(PairFiles):
     """The flags of `regard evaluate` for a translator."""
 
     beam: Annotated[int, "Beam size; 1 is greedy search."] = 5
+    length_penalty: Annotated[float, LENGTH_PENALTY] = 0.6
+    coverage_penalty: Annotated[float, COVERAGE] = 0.0
     max_length: Annotated[int | None, LENGTH] = None
     tokenize: Annotated[str, "Tokenizer of sacreBLEU: 13a, intl, zh, char or none."] = "13a"
+    reference: Annotated[Files | None, REFERENCE] = None
+    out: Annotated[str | None, OUT] = None
 
     def run(self, folders: Sequence[Path], device: str | None) -> dict[str, object]:
         """Compute BLEU, chrF and exact matches of the translations, and the loss.
 
         Several run folders are one ensemble.
         """
-        search = Search(beam=self.beam, max_length=self.max_length)
+        search = Search(
+            beam=self.beam, penalty=self.length_penalty, max_length=self.max_length, coverage=self.coverage_penalty
+        )
+        check_tokenizable(self.tokenize)
         pairs = list(self.read())
+        references = read_references(pairs, self.reference)
+        check_out(self.out, *folders, *self.files)
         translator = Translator.load(*folders, device=device)
         with progress("translating") as show:
-            found = translator.evaluate(
-                pairs, beam=self.beam, max_length=self.max_length, tokenize=self.tokenize, show=show
-            )
+            found = translator.write([pair.source for pair in pairs], **search.one_best, show=show)
+        written = [one.text for one in found]
+        write_outputs(self.out, written)
         search.print_method()
-        return dict(found)
+        return dict(translator.measure(written, pairs, tokenize=self.tokenize, references=references))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +163,13 @@ def translate(
     nbest: Nbest = 1,
     penalty: Penalty = 0.6,
     max_length: MaxLength = None,
+    coverage: Coverage = 0.0,
+    prefix: Prefix = "",
+    prefixes: Prefixes = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = 0,
     alignments: Annotated[Path | None, typer.Option(help="Write word links to this file, in Pharaoh format.")] = None,
     attention: Annotated[
         Path | None,
@@ -153,8 +188,21 @@ def translate(
         regard translate runs/deen < in.de > out.en
 
         regard translate runs/deen runs/deen2 --beam 8 --alignments out.align < in.de > out.en
+
+        regard translate runs/deen --temperature 0.8 --nbest 5 --seed 1 < in.de
+
+    With --nbest a line is: number of the input line ||| text ||| score.
     """
-    search = Search(beam=beam, nbest=nbest, penalty=penalty, max_length=max_length)
+    search = Search(
+        beam=beam,
+        nbest=nbest,
+        penalty=penalty,
+        max_length=max_length,
+        coverage=coverage,
+        prefix=prefix,
+        prefixes=None if prefixes is None else list(Lines(prefixes)),
+        sampling=sampling_of(temperature, top_k, top_p, seed),
+    )
     check_writable(alignments, *folders)
     max_examples(attention, MAX_CAPTURED_PAIRS, *folders)
     check_single_input(attention, folders)
@@ -206,7 +254,7 @@ def align(
     With gold links, also prints the alignment error rate (Och & Ney 2003) on standard error.
     """
     pairs = list(PairFiles(source=source, target=target).read())
-    right = None if gold is None else _gold(gold, len(pairs), first=first)
+    right = None if gold is None else read_gold(gold, len(pairs), first=first)
     with progress("aligning") as show:
         back = None if reverse is None else Translator.load(reverse, device=device)
         translator = Translator.load(folder, device=device)
@@ -219,7 +267,8 @@ def align(
         )
 
 
-def _gold(path: Path, pairs: int, *, first: int) -> list[Links]:
+def read_gold(path: Path, pairs: int, *, first: int) -> list[Links]:
+    """Read gold links, one line for each pair."""
     lines, links = Lines(path), []
     if len(lines) != pairs:
         raise DataError(f"has {len(lines):,} lines, expected one for each of the {pairs:,} pairs", file=path)

@@ -28,7 +28,7 @@ def sample(
     *,
     end: int | Sequence[int] | None,
     max_length: int,
-    seed: int,
+    seed: int | Sequence[int],
     samples: int = 1,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -41,12 +41,14 @@ def sample(
 
     `top_k` keeps the k most probable tokens, `top_p` the most probable ones that together reach p (Holtzman et al.
     2020); with both, `top_p` applies to the k tokens. The global random state is neither read nor changed: the n-th
-    hypothesis draws from a generator seeded with `seed + n`, so it does not depend on other rows. Prefix and limits are
-    those of `greedy`. Scores are log-probabilities of the model at temperature 1 and over all tokens.
+    hypothesis draws from a generator seeded with `seed + n`, so it does not depend on other rows. A list of seeds, one
+    for each row, makes rows independent of their place too: the k-th sample of row r draws from `seed[r] + k`. Prefix
+    and limits are those of `greedy`. Scores are log-probabilities of the model at temperature 1 and over all tokens.
     """
     limits = Limits.of(end=end, max_length=max_length, min_length=min_length, no_repeat=no_repeat, forbid=forbid)
-    check_int("seed", seed, below=SEEDS)
     check_int("samples", samples, least=1)
+    for one in seed if isinstance(seed, Sequence) else [seed]:
+        check_int("seed", one, below=SEEDS)
     check_number("temperature", temperature)
     if temperature <= 0:
         raise ValueError(
@@ -54,8 +56,15 @@ def sample(
         )
     check_top_k_and_top_p(top_k, top_p)
     frontier = Frontier(stepper, source, prefix, limits)
+    rows = len(frontier.sentences)
     frontier.repeat(samples)
-    streams = uniform_streams(len(frontier.sentences), max_length, seed).to(frontier.sentences.device)
+    if not isinstance(seed, Sequence):
+        seeds: Sequence[int] = range(seed, seed + rows * samples)
+    elif len(seed) != rows:
+        raise ValueError(f"seed must be one number or a list of {rows}, one for each row, got {len(seed)}")
+    else:
+        seeds = [first + k for first in seed for k in range(samples)]
+    streams = uniform_streams(seeds, max_length).to(frontier.sentences.device)
 
     def pick(logits: Tensor, frontier: Frontier) -> Tensor:
         u = streams[frontier.sentences, frontier.lengths.clamp(min=0)]
@@ -95,11 +104,10 @@ def draw_tokens(
     return (at if tokens is None else tokens.gather(1, at))[:, 0]
 
 
-def uniform_streams(rows: int, steps: int, seed: int) -> Tensor:
-    """Return random numbers in [0, 1), row n from its own generator with seed `seed + n`."""
+def uniform_streams(seeds: Sequence[int], steps: int) -> Tensor:
+    """Return random numbers in [0, 1), each row from its own generator with its seed."""
     streams = [
-        torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed((seed + row) % SEEDS))
-        for row in range(rows)
+        torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed % SEEDS)) for seed in seeds
     ]
     # Clamped below 1 so that a product with the total cannot round up to the total.
-    return torch.stack(streams).clamp(max=1 - 1e-12) if rows else torch.empty(0, steps, dtype=torch.float64)
+    return torch.stack(streams).clamp(max=1 - 1e-12) if streams else torch.empty(0, steps, dtype=torch.float64)

@@ -301,18 +301,26 @@ class Describer:
         return found
 
     def evaluate(
-        self, examples: Examples, *, beam: int = 3, max_length: int | None = None, show: ShowProgress | None = None
+        self,
+        examples: Examples,
+        *,
+        beam: int = 3,
+        alpha: float = 0.6,
+        max_length: int | None = None,
+        show: ShowProgress | None = None,
     ) -> dict[str, MetricValue]:
         """Compute `bleu1` to `bleu4` and `exact` of captions against all references, and their `loss` per token."""
+        found = self.n_best(ExampleImages(examples), n=1, beam=beam, alpha=alpha, max_length=max_length, show=show)
+        return self.measure([best[0].text for best in found], examples)
+
+    def measure(self, written: Sequence[str], examples: Examples) -> dict[str, MetricValue]:
+        """Compute the metrics of `evaluate` for given captions, one for each image."""
         references = [example.captions for example in examples]
-        written = [
-            one.text for one in self.describe(ExampleImages(examples), beam=beam, max_length=max_length, show=show)
-        ]
         tokens = sum(map(len, self.tokenizer.encode_all([text for some in references for text in some], eos=True)))
         cost = -sum(value for values in self.score(examples) for value in values)
         return {
             **{f"bleu{n}": metrics.bleu_of_many(written, references, order=n) for n in (1, 2, 3, 4)},
-            "exact": metrics.exact_of_many(written, references),
+            "exact": metrics.exact(written, references),
             "loss": MetricValue(cost / tokens, f"nats per token, {tokens:,} tokens"),
         }
 

@@ -26,6 +26,9 @@ MAX_TABLE_CLASSES = 20
 JOINERS = "_\u200c\u200d"  # the last two are zero-width joiners, which occur inside Indic and Persian words
 
 
+References = Sequence[str] | Sequence[Sequence[str]]  # for each hypothesis one reference, or a list of several
+
+
 class MetricValue(NamedTuple):
     """The value of a metric and its signature, which says how to compute the same number."""
 
@@ -36,13 +39,14 @@ class MetricValue(NamedTuple):
         return f"{number(self.value, digits=2)}  {self.signature}"
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> MetricValue:
+def bleu(hypotheses: Sequence[str], references: References, *, tokenize: str = "13a") -> MetricValue:
     """sacreBLEU from 0 to 100 (Papineni et al. 2002; Post 2018).
 
     >>> print(bleu(["the cat sat on the mat"], ["the cat sat on the mat"]))
     100.00  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:...
 
-    `tokenize` is one of sacreBLEU's: "13a", "intl", "zh", "char" or "none".
+    `tokenize` is one of sacreBLEU's: "13a", "intl", "zh", "char" or "none". With a list of references for each
+    hypothesis, an n-gram may be in any of them.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -57,18 +61,18 @@ def check_tokenizable(tokenize: str) -> None:
         raise ValueError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
-    """chrF2 from 0 to 100, over characters, so for any script (Popović 2015)."""
+def chrf(hypotheses: Sequence[str], references: References) -> MetricValue:
+    """chrF2 from 0 to 100, over characters, so for any script (Popović 2015); of several references the best counts."""
     from sacrebleu.metrics.chrf import CHRF
 
     return _corpus_score(CHRF(), hypotheses, references)
 
 
-def exact(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
-    """The percentage of lines equal to their reference, ignoring spaces at the ends."""
-    _check_matches(hypotheses, references)
-    same = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
-    return MetricValue(100 * same / len(references), "lines")
+def exact(hypotheses: Sequence[str], references: References) -> MetricValue:
+    """The percentage of lines equal to their reference, or one of several, ignoring spaces at the ends."""
+    given = _as_lists(hypotheses, references)
+    same = sum(h.strip() in [r.strip() for r in some] for h, some in zip(hypotheses, given, strict=True))
+    return MetricValue(100 * same / len(given), "lines")
 
 
 def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, order: int) -> MetricValue:
@@ -79,27 +83,15 @@ def bleu_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]],
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    _check_all_match(hypotheses, references)
-    most = max(map(len, references))
-    # One list per reference number; sacreBLEU takes None for images with fewer references.
-    streams = [[some[n] if n < len(some) else None for some in references] for n in range(most)]
-    metric: Any = BLEU(max_ngram_order=order, smooth_method="none", force=True)
-    value = metric.corpus_score(list(hypotheses), streams).score
-    return MetricValue(value, f"order:{order}|{metric.get_signature()}")
-
-
-def exact_of_many(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> MetricValue:
-    """The percentage of lines equal to one of their references, ignoring spaces at the ends."""
-    _check_all_match(hypotheses, references)
-    same = sum(h.strip() in [r.strip() for r in some] for h, some in zip(hypotheses, references, strict=True))
-    return MetricValue(100 * same / len(references), "lines")
+    measured = _corpus_score(BLEU(max_ngram_order=order, smooth_method="none", force=True), hypotheses, references)
+    return MetricValue(measured.value, f"order:{order}|{measured.signature}")
 
 
 RougeWords = Literal["english", "unicode"]
 
 
 def rouge(
-    hypotheses: Sequence[str], references: Sequence[str], *, words: RougeWords = "english"
+    hypotheses: Sequence[str], references: References, *, words: RougeWords = "english"
 ) -> dict[str, MetricValue]:
     """ROUGE-1, -2 and -L, the mean F1 over texts from 0 to 100, as `rouge1`, `rouge2` and `rougeL` (Lin 2004).
 
@@ -110,18 +102,29 @@ def rouge(
     rougeL 66.67  F1|stemmed|rouge-score:...
 
     By default words are those of rouge-score: letters a to z and digits, stemmed as English, so other scripts have no
-    words. With `words="unicode"`, every run of letters, marks and digits is a word, without stemming.
+    words. With `words="unicode"`, every run of letters, marks and digits is a word, without stemming. Of several
+    references the one with the largest F1 counts.
     """
+    each = rouge_of_each(hypotheses, references, words=words)
+    most = max(map(len, _as_lists(hypotheses, references)))
+    kind = "stemmed" if words == "english" else "unicode+marks|nfc"
+    signature = f"F1|{kind}{f'|nrefs:{most}' if most > 1 else ''}|rouge-score:{version('rouge-score')}"
+    return {name: MetricValue(100 * sum(values) / len(values), signature) for name, values in each.items()}
+
+
+def rouge_of_each(
+    hypotheses: Sequence[str], references: References, *, words: RougeWords = "english"
+) -> dict[str, list[float]]:
+    """Return the F1 of ROUGE-1, -2 and -L of each hypothesis, from 0 to 1."""
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
-    _check_matches(hypotheses, references)
+    given = _as_lists(hypotheses, references)
     if words not in ("english", "unicode"):
         raise ValueError(f"words must be 'english' or 'unicode', got {words!r}")
     names, english = ("rouge1", "rouge2", "rougeL"), words == "english"
     scorer = RougeScorer(names, use_stemmer=english, tokenizer=None if english else UnicodeWords())
-    each = [scorer.score(target=target, prediction=h) for h, target in zip(hypotheses, references, strict=True)]
-    signature = f"F1|{'stemmed' if english else 'unicode+marks|nfc'}|rouge-score:{version('rouge-score')}"
-    return {name: MetricValue(100 * sum(one[name].fmeasure for one in each) / len(each), signature) for name in names}
+    each = [scorer.score_multi(some, h) for h, some in zip(hypotheses, given, strict=True)]
+    return {name: [one[name].fmeasure for one in each] for name in names}
 
 
 class UnicodeWords:
@@ -150,13 +153,7 @@ def squad_scores(answers: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[
     are such questions, `possible` is the f1 of all others, and `impossible` the percentage of them
     with an empty answer.
     """
-    if len(answers) != len(gold) or not gold:
-        raise ValueError(
-            f"each question needs one answer, and there must be at least one, got {len(answers)} answers and "
-            f"{len(gold)} questions"
-        )
-    f1 = [max(_squad_f1(answer, one) for one in some or [""]) for answer, some in zip(answers, gold, strict=True)]
-    exact = [max(_squad_exact(answer, one) for one in some or [""]) for answer, some in zip(answers, gold, strict=True)]
+    f1, exact = squad_of_each(answers, gold)
     found = {"f1": _mean_percent(f1), "exact": _mean_percent(exact)}
     with_answer = [value for value, some in zip(f1, gold, strict=True) if some]
     without = [value for value, some in zip(exact, gold, strict=True) if not some]
@@ -165,6 +162,18 @@ def squad_scores(answers: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[
         if with_answer:
             found["possible"] = _mean_percent(with_answer)
     return found
+
+
+def squad_of_each(answers: Sequence[str], gold: Sequence[Sequence[str]]) -> tuple[list[float], list[float]]:
+    """Return the F1 and the exact match of each answer, from 0 to 1."""
+    if len(answers) != len(gold) or not gold:
+        raise ValueError(
+            f"each question needs one answer, and there must be at least one, got {len(answers)} answers and "
+            f"{len(gold)} questions"
+        )
+    f1 = [max(_squad_f1(answer, one) for one in some or [""]) for answer, some in zip(answers, gold, strict=True)]
+    exact = [max(_squad_exact(answer, one) for one in some or [""]) for answer, some in zip(answers, gold, strict=True)]
+    return f1, exact
 
 
 def normalize_answer(answer: str) -> str:
@@ -237,18 +246,26 @@ def _in_word(letter: str) -> bool:
     return letter.isalnum() or letter in JOINERS or unicodedata.category(letter).startswith("M")
 
 
-def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> MetricValue:
-    _check_matches(hypotheses, references)
-    value = metric.corpus_score(list(hypotheses), [list(references)]).score
+def reference_streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """Return one list per reference number, as sacreBLEU takes them; None for a hypothesis with fewer references."""
+    most = max(map(len, references))
+    return [[some[n] if n < len(some) else None for some in references] for n in range(most)]
+
+
+def _corpus_score(metric: Any, hypotheses: Sequence[str], references: References) -> MetricValue:
+    given = _as_lists(hypotheses, references)
+    value = metric.corpus_score(list(hypotheses), reference_streams(given)).score
     return MetricValue(value, str(metric.get_signature()))
 
 
-def _check_all_match(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def _as_lists(hypotheses: Sequence[str], references: References) -> list[Sequence[str]]:
+    """Return a list of references for each hypothesis; raise unless each has one."""
     _check_matches(hypotheses, references)
-    for n, some in enumerate(references):
-        check_not_a_string(some, "the references of each hypothesis")
+    given = [[one] if isinstance(one, str) else one for one in references]
+    for n, some in enumerate(given):
         if not some:
             raise ValueError(f"each hypothesis needs a reference, but number {n} has none; leave it out")
+    return given
 
 
 def _check_matches(hypotheses: Sequence[str], references: Sequence[Any]) -> None:

@@ -15,6 +15,8 @@ from ..checks import check_int
 from ..data import Pair
 from ..data.text import check_not_a_string, check_text
 from ..decode import Ensemble, Gnmt, Hypothesis
+from ..decode.prefix import Tokens
+from ..decode.sampling import SEEDS
 from ..lens import Tape
 from ..models import Pointer, PointerConfig, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 from ..train import own_device
@@ -69,6 +71,24 @@ class GeneratedText:
             finished=found.finished,
             tokens=found.tokens,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Settings of random outputs, each of a line with a seed of its own, whatever other lines there are.
+
+    The n outputs of line k draw from the seeds `seed + k * n` and following. `top_k` keeps the most likely tokens, and
+    `top_p` those that together have this probability (Holtzman et al. 2020).
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def after(self, outputs: int) -> Sampling:
+        """Return the settings for the lines after this number of outputs."""
+        return replace(self, seed=self.seed + outputs)
 
 
 EMPTY_TEXT = GeneratedText(text="", score=0.0, log_probability=0.0, finished=True)  # the output for a blank line
@@ -129,6 +149,9 @@ class Writer:
         min_length: int = 0,
         max_length: int | None = None,
         no_repeat: int | None = None,
+        coverage: float = 0.0,
+        prefixes: Sequence[str] | None = None,
+        sampling: Sampling | None = None,
         show: ShowProgress | None = None,
     ) -> list[GeneratedText]:
         """Return the best output for each line by beam search; a beam of 1 is greedy."""
@@ -140,6 +163,9 @@ class Writer:
             min_length=min_length,
             max_length=max_length,
             no_repeat=no_repeat,
+            coverage=coverage,
+            prefixes=prefixes,
+            sampling=sampling,
             show=show,
         )
         return [best[0] for best in found]
@@ -154,6 +180,9 @@ class Writer:
         min_length: int = 0,
         max_length: int | None = None,
         no_repeat: int | None = None,
+        coverage: float = 0.0,
+        prefixes: Sequence[str] | None = None,
+        sampling: Sampling | None = None,
         show: ShowProgress | None = None,
     ) -> list[list[GeneratedText]]:
         """Return the n best outputs for each line, best first.
@@ -161,11 +190,17 @@ class Writer:
         `alpha` is the exponent of the length penalty of Wu et al. 2016. Outputs have at most `max_length` tokens, by
         default `length_limit`, and never repeat a sequence of `no_repeat` tokens. They have at least `min_length`
         tokens, unless `no_repeat` leaves only the end token. A blank line gives an empty output.
+
+        `coverage` is the weight beta of the coverage penalty of Wu et al. 2016, for source tokens that got little
+        attention. `prefixes`, one for each line, are the beginnings of the outputs; lengths and scores are those of the
+        tokens after them. With `sampling` outputs are drawn at random instead of searched, and ranked by score.
         """
         check_not_a_string(lines, "lines")
-        check_beam(beam, n)
+        check_beam(n if sampling else beam, n)
         for line in (lines := list(lines)):
             check_text(line, "a line")
+        forced = self._encode_prefixes([""] * len(lines) if prefixes is None else prefixes, len(lines))
+        stepper, penalize = self._watching_coverage(coverage if sampling is None else 0.0)
         places = [place for place, line in enumerate(lines) if line.strip()]
         texts = [self.read(lines[place]) for place in places]
         found = [[EMPTY_TEXT] for _ in lines]
@@ -177,10 +212,51 @@ class Writer:
             "forbid": self.tokenizers.target.unwritten,
         }
         for rows, batch in self._batches(self.tokenizers.sources(texts), show):
-            best = search_n_best(self._stepper, batch, self._starts(len(rows)), n=n, beam=beam, alpha=alpha, **limits)
-            for row, hypotheses in zip(rows, best, strict=True):
-                found[places[row]] = [self._decode_text(one, texts[row]) for one in hypotheses]
+            at = [places[row] for row in rows]
+            starts: Any = self._starts(len(rows))
+            if prefixes is not None:
+                starts = [torch.cat([start, forced[place]]) for start, place in zip(starts, at, strict=True)]
+            if sampling is not None:
+                best = draw_n(stepper, batch, starts, n=n, alpha=alpha, sampling=sampling, lines=at, **limits)
+            else:
+                best = search_n_best(
+                    stepper, batch, starts, n=n, beam=beam, alpha=alpha, coverage=penalize(batch), **limits
+                )
+            for row, place, hypotheses in zip(rows, at, best, strict=True):
+                found[place] = [self._decode_text(one, texts[row], forced[place].tolist()) for one in hypotheses]
         return found
+
+    def _encode_prefixes(self, prefixes: Sequence[str], lines: int) -> list[Tensor]:
+        """Return the tokens of the beginning of each output; raise for words that the vocabulary lacks."""
+        check_not_a_string(prefixes, "prefixes")
+        if len(prefixes) != lines:
+            raise ValueError(f"prefixes must hold one text for each of the {lines:,} lines, got {len(prefixes):,}")
+        target = self.tokenizers.target
+        found = []
+        for text, ids in zip(prefixes, target.encode_all([text.strip() for text in prefixes]), strict=True):
+            if target.unk in ids:
+                raise ValueError(f"the prefix {text!r} has a token that the target vocabulary lacks; use other words")
+            found.append(torch.tensor(ids, dtype=torch.long, device=self.device))
+        return found
+
+    def _watching_coverage(self, beta: float) -> tuple[Any, Callable[[Any], decode.Coverage | None]]:
+        """Return a stepper that records the attention whose coverage counts, and the penalty of a batch."""
+        if not beta:
+            return self._stepper, lambda batch: None
+        if len(self.models) > 1:
+            raise ValueError(f"coverage needs exactly one model, got {len(self.models)}; leave it out for an ensemble")
+        [model] = self.models
+        layers = word_alignment.cross_layers(model)  # raises if there is none
+        name, stepper = "source", self._stepper
+        if isinstance(model, Transformer):
+            name = f"cross.{len(layers) // 2}"
+            stepper = model.watched(name)
+
+        def penalize(batch: Any) -> decode.Coverage:
+            keep = torch.arange(batch["source"].shape[1], device=self.device) < batch["source_lengths"][:, None]
+            return decode.Coverage(beta, name, keep)
+
+        return stepper, penalize
 
     def score(self, pairs: Sequence[TextPair], *, show: ShowProgress | None = None) -> list[float]:
         """Compute log p(target | source) of each pair, including the end token."""
@@ -243,19 +319,56 @@ class Writer:
     def _starts(self, rows: int) -> Tensor:
         return torch.full((rows, 1), self.tokenizers.target.bos, device=self.device)
 
-    def _decode_text(self, one: Hypothesis, line: str) -> GeneratedText:
-        return GeneratedText.of(one, self.tokenizers.text(one.tokens, line))
+    def _decode_text(self, one: Hypothesis, line: str, prefix: Sequence[int] = ()) -> GeneratedText:
+        whole = replace(one, tokens=(*prefix, *one.tokens))
+        return GeneratedText.of(whole, self.tokenizers.text(whole.tokens, line))
 
 
 def search_n_best(
-    stepper: Any, source: Any, prefix: Tensor, *, n: int, beam: int, alpha: float, **limits: Any
+    stepper: Any,
+    source: Any,
+    prefix: Tokens,
+    *,
+    n: int,
+    beam: int,
+    alpha: float,
+    coverage: decode.Coverage | None = None,
+    **limits: Any,
 ) -> list[list[Hypothesis]]:
     """Return the n best hypotheses of each source row; greedy search (beam 1) gets the same kind of score."""
     length = Gnmt(alpha)
-    if beam > 1:
-        return decode.beam(stepper, source, prefix, width=beam, n_best=n, length=length, **limits)
+    if beam > 1 or coverage is not None:
+        return decode.beam(stepper, source, prefix, width=beam, n_best=n, length=length, coverage=coverage, **limits)
     found = decode.greedy(stepper, source, prefix, **limits)
     return [[replace(one, score=one.log_probability / length(len(one.tokens)))] for one in found]
+
+
+def draw_n(
+    stepper: Any,
+    source: Any,
+    prefix: Tokens,
+    *,
+    n: int,
+    alpha: float,
+    sampling: Sampling,
+    lines: Sequence[int],
+    **limits: Any,
+) -> list[list[Hypothesis]]:
+    """Return n random hypotheses of each source row, the best first; `lines` are the numbers of the rows' lines."""
+    length = Gnmt(alpha)
+    drawn = decode.sample(
+        stepper,
+        source,
+        prefix,
+        samples=n,
+        seed=[(sampling.seed + line * n) % SEEDS for line in lines],
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        **limits,
+    )
+    scored = [[replace(one, score=one.log_probability / length(len(one.tokens))) for one in row] for row in drawn]
+    return [sorted(row, key=lambda one: -one.score) for row in scored]
 
 
 def length_limit(longest: int, *, min_length: int = 0, max_length: int | None = None) -> int:

@@ -228,17 +228,30 @@ class Summarizer(Writer):
         pairs: Sequence[TextPair],
         *,
         beam: int = 4,
+        alpha: float = 0.6,
         max_length: int | None = None,
         no_repeat: int | None = None,
         words: RougeWords = "english",
+        references: Sequence[Sequence[str]] | None = None,
         show: ShowProgress | None = None,
     ) -> dict[str, MetricValue]:
-        """Compute `rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` per target token."""
+        """Compute `rouge1`, `rouge2` and `rougeL` of summaries against the targets, and the `loss` per target token.
+
+        `references` are all references of each document, by default the target; the best one counts.
+        """
         check_pairs(pairs)
-        documents, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        found = self.summarize(documents, beam=beam, max_length=max_length, no_repeat=no_repeat, show=show)
-        written = [one.text for one in found]
-        return {
-            **metrics.rouge(written, targets, words=words),
-            "loss": self.loss(pairs),
-        }
+        documents = [pair.source for pair in pairs]
+        found = self.summarize(documents, beam=beam, alpha=alpha, max_length=max_length, no_repeat=no_repeat, show=show)
+        return self.measure([one.text for one in found], pairs, words=words, references=references)
+
+    def measure(
+        self,
+        summaries: Sequence[str],
+        pairs: Sequence[TextPair],
+        *,
+        words: RougeWords = "english",
+        references: Sequence[Sequence[str]] | None = None,
+    ) -> dict[str, MetricValue]:
+        """Compute the metrics of `evaluate` for given summaries."""
+        given = [[pair.target] for pair in pairs] if references is None else references
+        return {**metrics.rouge(summaries, given, words=words), "loss": self.loss(pairs)}

@@ -21,7 +21,7 @@ from .batching import Batching
 from .fine_tuning import FineTuning, check_kept
 from .metrics import MetricValue
 from .pairs import PairVocabulary, TextPair, Tokenizers, check_pairs
-from .seq2seq_task import GeneratedText, ShowProgress, Writer
+from .seq2seq_task import GeneratedText, Sampling, ShowProgress, Writer
 from .word_alignment import When
 
 TASK = "translation"
@@ -206,29 +206,59 @@ class Translator(Writer):
         beam: int = 5,
         alpha: float = 0.6,
         max_length: int | None = None,
+        coverage: float = 0.0,
+        prefixes: Sequence[str] | None = None,
+        sampling: Sampling | None = None,
         show: ShowProgress | None = None,
     ) -> list[GeneratedText]:
-        """Return the best translation of each line; `n_best` returns several."""
-        return self.write(lines, beam=beam, alpha=alpha, max_length=max_length, show=show)
+        """Return the best translation of each line; `n_best` returns several, and documents the arguments."""
+        return self.write(
+            lines,
+            beam=beam,
+            alpha=alpha,
+            max_length=max_length,
+            coverage=coverage,
+            prefixes=prefixes,
+            sampling=sampling,
+            show=show,
+        )
 
     def evaluate(
         self,
         pairs: Sequence[TextPair],
         *,
         beam: int = 5,
+        alpha: float = 0.6,
         max_length: int | None = None,
+        coverage: float = 0.0,
         tokenize: str = "13a",
+        references: Sequence[Sequence[str]] | None = None,
         show: ShowProgress | None = None,
     ) -> dict[str, MetricValue]:
-        """Compute `bleu`, `chrf` and `exact` of translations against the targets, and the `loss` per target token."""
+        """Compute `bleu`, `chrf` and `exact` of translations against the targets, and the `loss` per target token.
+
+        `references` are all references of each pair, by default its target.
+        """
         metrics.check_tokenizable(tokenize)
         check_pairs(pairs)
-        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        written = [one.text for one in self.translate(sources, beam=beam, max_length=max_length, show=show)]
+        sources = [pair.source for pair in pairs]
+        found = self.translate(sources, beam=beam, alpha=alpha, max_length=max_length, coverage=coverage, show=show)
+        return self.measure([one.text for one in found], pairs, tokenize=tokenize, references=references)
+
+    def measure(
+        self,
+        translations: Sequence[str],
+        pairs: Sequence[TextPair],
+        *,
+        tokenize: str = "13a",
+        references: Sequence[Sequence[str]] | None = None,
+    ) -> dict[str, MetricValue]:
+        """Compute the metrics of `evaluate` for given translations."""
+        given = [[pair.target] for pair in pairs] if references is None else references
         return {
-            "bleu": metrics.bleu(written, targets, tokenize=tokenize),
-            "chrf": metrics.chrf(written, targets),
-            "exact": metrics.exact(written, targets),
+            "bleu": metrics.bleu(translations, given, tokenize=tokenize),
+            "chrf": metrics.chrf(translations, given),
+            "exact": metrics.exact(translations, given),
             "loss": self.loss(pairs),
         }
 

@@ -8,6 +8,7 @@ from .export import MEGABYTES, Page, page
 from .figures.curves import curves
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .figures.points_on_maps import points
+from .figures.side_by_side import side_by_side
 from .figures.timeline import timeline
 from .notebook_html import tape_html
 from .viewer.server import Viewer, serve, view
@@ -28,6 +29,7 @@ __all__ = [
     "page",
     "points",
     "serve",
+    "side_by_side",
     "tape_html",
     "text",
     "timeline",
