@@ -113,6 +113,17 @@ def test_at_any_small_temperature_the_likeliest_is_drawn(temperature, options):
     assert [one.tokens for [one] in found] == [one.tokens for one in greedy(model, *given, **LIMITS)]
 
 
+def test_rows_with_seeds_of_their_own_do_not_depend_on_their_place():
+    model = Table(9, 0, sharpness=1.0)
+    sources, seeds = torch.tensor([5, 3, 1]), [40, 7, 7]
+    found = sample(model, sources, [[2]] * 3, seed=seeds, samples=2, **LIMITS)
+    for row, seed in enumerate(seeds):
+        [alone] = sample(model, sources[row : row + 1], [[2]], seed=seed, samples=2, **LIMITS)
+        assert [one.tokens for one in alone] == [one.tokens for one in found[row]]
+    with pytest.raises(ValueError, match="seed must be one number or a list of 3, one for each row, got 2"):
+        sample(model, sources, [[2]] * 3, seed=[1, 2], **LIMITS)
+
+
 def test_streams_stay_clear_of_one_and_of_each_other():
     streams = uniform_streams([0, 1, 2], 1000)
     assert streams.min() >= 0

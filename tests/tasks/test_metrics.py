@@ -126,15 +126,74 @@ def test_lines_may_have_more_references_or_fewer():
     assert metrics.bleu_of_many(WRITTEN, uneven, order=2).value == metrics.bleu_of_many(WRITTEN, again, order=2).value
 
 
-@pytest.mark.parametrize("metric", [metrics.exact, partial(metrics.bleu_of_many, order=1)])
-def test_one_reference_is_not_many(metric):
-    with pytest.raises(
-        TypeError, match=r"the references of each hypothesis must be a list of texts, got a single text; pass \[text\]"
-    ):
-        metric(["a"], ["abc"])
+def ngrams(units, n):
+    return Counter(tuple(units[k : k + n]) for k in range(len(units) - n + 1))
 
 
-@pytest.mark.parametrize("metric", [metrics.bleu, metrics.chrf, metrics.exact, metrics.rouge, metrics.exact])
+def bleu_by_hand(hypotheses, references):
+    """Papineni et al. 2002: counts clipped by the reference with most, and the length of the closest reference."""
+    right, of, written, closest = [0] * 4, [0] * 4, 0, 0
+    for h, some in zip(hypotheses, references, strict=True):
+        words, others = h.split(), [r.split() for r in some]
+        written += len(words)
+        closest += min((abs(len(r) - len(words)), len(r)) for r in others)[1]
+        for n in range(4):
+            counts = ngrams(words, n + 1)
+            of[n] += sum(counts.values())
+            right[n] += sum(min(c, max(ngrams(r, n + 1)[gram] for r in others)) for gram, c in counts.items())
+    brevity = min(0.0, 1 - closest / written)
+    return 100 * math.exp(brevity + sum(math.log(a / b) for a, b in zip(right, of, strict=True)) / 4)
+
+
+def chrf_by_hand(hypotheses, references):
+    """Popovic 2015 with beta 2 over n-grams of 1 to 6 characters; of several references the best of each line."""
+
+    def statistics(h, r):
+        h, r = h.replace(" ", ""), r.replace(" ", "")
+        rows = []
+        for n in range(1, 7):
+            a, b = ngrams(h, n), ngrams(r, n)
+            rows.append((sum(a.values()), sum(b.values()), sum((a & b).values())))
+        return rows
+
+    def score(rows):
+        kept = [(both / a, both / b) for a, b, both in rows if a and b]
+        p, r = (sum(side) / len(kept) for side in zip(*kept, strict=True))
+        return 500 * p * r / (4 * p + r) if p + r else 0.0
+
+    total = [(0, 0, 0)] * 6
+    for h, some in zip(hypotheses, references, strict=True):
+        best = max((statistics(h, r) for r in some), key=score)
+        total = [tuple(x + y for x, y in zip(one, two, strict=True)) for one, two in zip(total, best, strict=True)]
+    return score(total)
+
+
+LINES = ["the small cat sat on the old mat today", "a dog ran over the green hill", "blue birds sing early in the day"]
+SEVERAL = [
+    ["the small cat sat on a mat", "a small cat sat on the old mat today ok"],
+    ["the dog ran over a green hill", "a dog was running over the green hill there"],
+    ["blue birds sing in the early day", "birds of blue sing early in the day"],
+]
+
+
+def test_several_references_give_the_numbers_of_the_papers():
+    assert metrics.bleu(LINES, SEVERAL).value == pytest.approx(bleu_by_hand(LINES, SEVERAL), abs=1e-9)
+    assert metrics.chrf(LINES, SEVERAL).value == pytest.approx(chrf_by_hand(LINES, SEVERAL), abs=1e-9)
+    assert metrics.bleu(LINES, SEVERAL).value > metrics.bleu(LINES, [some[0] for some in SEVERAL]).value
+    assert "nrefs:2|" in metrics.bleu(LINES, SEVERAL).signature
+
+
+def test_rouge_of_several_references_is_that_of_the_best():
+    found = metrics.rouge(LINES, SEVERAL)
+    for name, measured in found.items():
+        each = [max(metrics.rouge([h], [r])[name].value for r in some) for h, some in zip(LINES, SEVERAL, strict=True)]
+        assert measured.value == pytest.approx(sum(each) / 3)
+        assert "|nrefs:2|" in measured.signature
+    one = metrics.rouge(LINES, [some[0] for some in SEVERAL])
+    assert one == metrics.rouge(LINES, [some[:1] for some in SEVERAL])
+
+
+@pytest.mark.parametrize("metric", [metrics.bleu, metrics.chrf, metrics.exact, metrics.rouge])
 def test_one_hypothesis_is_not_many(metric):
     with pytest.raises(TypeError, match=r"hypotheses must be a list of texts, got a single text; pass \[text\]"):
         metric("abc", ["a", "b", "c"])

@@ -28,10 +28,10 @@ def read_references(pairs: Sequence[TextPair], files: Files | None) -> list[list
     return found
 
 
-def check_out(out: str | None, *read: Path | str | None) -> None:
-    """Raise unless the outputs can be written to the file."""
+def check_out(out: str | None, *read: Path | str | None, references: Files | None = None) -> None:
+    """Raise unless the outputs can be written to the file; it must not be one that the command reads."""
     if out is not None:
-        check_writable(Path(out), *read, flag="--out")
+        check_writable(Path(out), *read, *([] if references is None else as_paths(references)), flag="--out")
 
 
 def write_outputs(out: str | None, outputs: Sequence[str]) -> None:

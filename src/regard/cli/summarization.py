@@ -97,7 +97,7 @@ class SummarizationEvaluation(SummaryFiles):
         )
         pairs = list(self.read())
         references = read_references(pairs, self.reference)
-        check_out(self.out, *folders, *self.files)
+        check_out(self.out, *folders, *self.files, references=self.reference)
         summarizer = Summarizer.load(*folders, device=device)
         with progress("summarizing") as show:
             found = summarizer.write([pair.source for pair in pairs], **search.one_best, show=show)

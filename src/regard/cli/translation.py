@@ -136,7 +136,7 @@ class TranslationEvaluation(PairFiles):
         check_tokenizable(self.tokenize)
         pairs = list(self.read())
         references = read_references(pairs, self.reference)
-        check_out(self.out, *folders, *self.files)
+        check_out(self.out, *folders, *self.files, references=self.reference)
         translator = Translator.load(*folders, device=device)
         with progress("translating") as show:
             found = translator.write([pair.source for pair in pairs], **search.one_best, show=show)
