@@ -7,7 +7,7 @@ import json
 import pytest
 
 from regard.cli.cleaning import Cleaning
-from regard.data import Pair, labelled_tsv
+from regard.data import Pair, labelled_tsv, pairs_tsv, parallel
 from tests.cli.commands import SMALL, run, well
 
 PAIRS = [Pair("a", "1"), Pair("", "2"), Pair("a", "1"), Pair("b", "3")]
@@ -57,7 +57,7 @@ def test_empty_sides_are_counted_and_dropped_by_a_flag(files, tmp_path):
     assert "dropped 2 of 5 training examples\n" in ended.err
     assert "have an empty text" not in ended.err
     plan = json.loads((tmp_path / "clean" / "step-00000004" / "plan.json").read_text())
-    assert plan["cleaning"] == {"drop_empty": True, "drop_duplicates": False, "drop_overlap": False}
+    assert {name for name, dropped in plan["cleaning"].items() if dropped} == {"drop_empty"}
     ended = run("train", "translation", "--out", tmp_path / "clean", "--resume", "--no-drop-empty", "--steps", 6)
     assert "a resumed run cannot change its cleaning: drop_empty was True, got False" in ended.err
 
@@ -68,3 +68,24 @@ def test_images_are_not_dropped(files, tmp_path):
     )
     assert ended.code == 2
     assert "examples are dropped only from texts, got images; leave out --drop-..." in ended.err
+
+
+@pytest.mark.filterwarnings("ignore::regard.data.DataWarning")
+def test_lines_with_more_columns_than_most_are_dropped(tmp_path, capsys):
+    path, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
+    path.write_text("a\t1\nb\tcut\there\nc\t3\n")
+    other.write_text("d\t4\textra\ne\t5\textra\n")  # every line has three columns
+    cleaning = Cleaning(drop_extra_columns=True)
+    rows = pairs_tsv([path, other])
+    assert [pair.source for pair in cleaning.clean(rows, None)] == ["a", "c", "d", "e"]
+    texts = labelled_tsv(path, text=0, label=1, header=False)
+    assert [one.text for one in cleaning.clean_labelled(texts, None)] == ["a", "c"]
+    assert capsys.readouterr().err == "dropped 1 of 5 training examples\ndropped 1 of 3 training examples\n"
+
+
+def test_extra_columns_are_those_of_a_table(tmp_path):
+    (tmp_path / "a").write_text("x\n")
+    with pytest.raises(ValueError, match="is not a table, so its lines have no columns to count"):
+        Cleaning(drop_extra_columns=True).clean(parallel(tmp_path / "a", tmp_path / "a"), None)
+    with pytest.raises(ValueError, match="--drop-extra-columns needs a table of columns; leave out the flag"):
+        Cleaning(drop_extra_columns=True).clean(Rows(PAIRS), None)

@@ -47,6 +47,7 @@ def test_the_widest_flags_that_a_search_can_have_are_taken():
     flags = {"beam": 2, "nbest": 2, "penalty": -50.0, "min_length": 8, "max_length": 8, "no_repeat": 1}
     assert Search(**flags).settings == {
         "n": 2, "beam": 2, "alpha": -50.0, "min_length": 8, "max_length": 8, "no_repeat": 1,
+        "coverage": 0.0,
     }  # fmt: skip
 
 

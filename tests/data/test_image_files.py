@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tarfile
 
 import numpy as np
 import pytest
@@ -120,3 +121,19 @@ def test_pixels_keep_the_middle():
     image = np.zeros((4, 12), np.uint8)
     image[:, 4:8] = 255
     assert pixels(image, size=4, channels=1).min() == 1
+
+
+def test_digest_is_that_of_the_content_in_a_folder_and_in_an_archive(tmp_path, monkeypatch):
+    contents = {"a.png": b"x" * 300, "b.png": b"x" * 300, "c.png": b"x" * 299 + b"y"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for name in contents:
+            archive.add(tmp_path / name, name)
+    for limit in (2**20, 100):  # a small and a large file
+        monkeypatch.setattr(module, "WHOLE_DIGEST_BYTES", limit)
+        monkeypatch.setattr(module, "PART_BYTES", 20)
+        found = [[Pictures(tmp_path / path).digest(name) for name in contents] for path in (".", "all.tar")]
+        assert found[0] == found[1]
+        a, b, c = found[0]
+        assert a == b != c

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from regard.data import Answer, Pair, Question
-from regard.tasks.data_checks import MIN_LINE, question_key, report_lines, report_rows
+from regard.data import Answer, ImageFolder, Images, Pair, Question, captions_tsv
+from regard.tasks.data_checks import MIN_LINE, question_key, report_images, report_lines, report_rows
 from regard.tasks.setup import Start
 from regard.train import Group
 
@@ -50,3 +52,38 @@ def test_a_question_is_the_same_about_the_same_document():
     )
     assert question_key(one) != question_key(other)
     assert question_key(one)[1] == "who?"
+
+
+def test_images_that_repeat_or_are_in_both_data_are_counted(start, said, tmp_path):
+    train, valid = tmp_path / "train", tmp_path / "valid"
+    for folder, name, shade in (
+        (train, "a/1", 0),
+        (train, "a/2", 9),
+        (train, "b/3", 0),
+        (valid, "a/x", 9),
+        (valid, "b/y", 5),
+    ):
+        path = folder / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((3, 3), shade, np.uint8)).save(path)
+    report_images(start, ImageFolder(train), ImageFolder(valid))
+    expected = [
+        "1 of 3 training images repeat an earlier one",
+        "1 of 2 validation images are also in the training data",
+    ]
+    assert said == expected
+    said.clear()
+    arrays = [
+        np.array([[0, 9, 0]], np.uint8).repeat(2, 0).reshape(2, 3).T.reshape(3, 2, 1),
+        np.full((1, 2, 1), 9, np.uint8),
+    ]
+    report_images(start, *(Images(array, [0] * len(array)) for array in arrays))
+    assert said == [expected[0], "1 of 1 validation images are also in the training data"]
+    said.clear()
+    names = tmp_path / "captions.tsv"
+    names.write_text("a/1.png\tone\na/2.png\ttwo\na/1.png\tone again\n")
+    report_images(start, captions_tsv(names, train), captions_tsv(names, train))
+    assert said == ["2 of 2 validation images are also in the training data"]
+    said.clear()
+    report_images(start, [1, 2], [1])  # data without digests
+    assert said == []

@@ -114,7 +114,7 @@ def test_what_no_text_holds_is_never_written(beam, translator_folder, monkeypatc
     words = translator.tokenizers.target
     translator._stepper = Loud(translator.models[0], (words.pad, words.bos))
     written = translator._decode_text
-    monkeypatch.setattr(translator, "_decode_text", lambda one, line: seen.append(one.tokens) or written(one, line))
+    monkeypatch.setattr(translator, "_decode_text", lambda one, *rest: seen.append(one.tokens) or written(one, *rest))
     translator.translate(["eins", "zwei und drei"], beam=beam)
     assert len(seen) == 2
     assert all(tokens and not {words.pad, words.bos} & set(tokens) for tokens in seen)

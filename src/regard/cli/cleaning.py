@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..data import LabelledText
+from ..data import JoinedRows, LabelledText
 from ..data.row_checks import KeptRows, Key, Numbers, label_key, numbers_to_keep, pair_key
+from ..data.tabular import TextRows
 from ..train.dataclass_json import check_types
 from .terminal import is_main_process, print_status
 
@@ -19,6 +20,10 @@ class Cleaning:
     drop_empty: Annotated[bool, "Drop training examples with an empty text."] = False
     drop_duplicates: Annotated[bool, "Drop training examples that repeat an earlier one."] = False
     drop_overlap: Annotated[bool, "Drop training examples whose input is also in the validation data."] = False
+
+    drop_extra_columns: Annotated[
+        bool, "Drop training examples whose line in a table has more columns than most, such as a tab in a text."
+    ] = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -35,13 +40,18 @@ class Cleaning:
 
     def _numbers(self, rows: Iterable[Any], valid: Iterable[Any] | None, key: Callable[[Any], Key]) -> Numbers | None:
         """Return the numbers of the rows to keep; None to keep all."""
-        if not (self.drop_empty or self.drop_duplicates or self.drop_overlap):
+        if self == Cleaning():
             return None
         if self.drop_overlap and valid is None:
             raise ValueError("--drop-overlap needs validation data; give it, or leave out the flag")
         keys = list(map(key, rows))
         others = map(key, valid or ()) if self.drop_overlap else ()
-        kept = numbers_to_keep(keys, empty=self.drop_empty, duplicates=self.drop_duplicates, others=others)
+        extra = None
+        if self.drop_extra_columns:
+            if not isinstance(rows, (TextRows, JoinedRows, LabelledText)):
+                raise ValueError("--drop-extra-columns needs a table of columns; leave out the flag")
+            extra = rows.extra_columns()
+        kept = numbers_to_keep(keys, empty=self.drop_empty, duplicates=self.drop_duplicates, others=others, drop=extra)
         if is_main_process():
             print_status(f"dropped {len(keys) - len(kept):,} of {len(keys):,} training examples")
         return kept

@@ -13,15 +13,15 @@ import typer
 import regard
 
 from ..lens import Links
-from ..tasks import comparison, run_folder
+from ..tasks import run_comparison, run_folder
 from ..tasks.answering import Answerer
 from ..tasks.captioning import Describer
 from ..tasks.classification import Classifier
-from ..tasks.comparison import Comparison, ExamplePair, TestOutputs
 from ..tasks.language import LanguageModel
 from ..tasks.metrics import RougeWords, check_tokenizable
 from ..tasks.paired_bootstrap import paired_bootstrap
 from ..tasks.pairs import TextPair
+from ..tasks.run_comparison import Comparison, ExamplePair, TestOutputs
 from ..tasks.seq2seq_task import Writer
 from ..tasks.summarization import Summarizer
 from ..tasks.text_inputs import TextInputs
@@ -63,7 +63,7 @@ class ComparisonFlags:
     def compare(self, folders: Sequence[Path], a: TestOutputs, b: TestOutputs) -> Comparison:
         """Compare the outputs of two runs."""
         names = str(folders[0]), str(folders[1])
-        return comparison.compare_outputs(names, a, b, examples=self.examples, samples=self.samples)
+        return run_comparison.compare_outputs(names, a, b, examples=self.examples, samples=self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class TranslationComparison(ComparisonFlags, PairFiles):
         for writer, letter in zip(writers, LETTERS, strict=True):
             with progress(f"translating with {letter}") as show:
                 found.append(
-                    comparison.translation_outputs(
+                    run_comparison.translation_outputs(
                         writer, pairs, references, tokenize=self.tokenize, show=show, **search.one_best
                     )
                 )
@@ -159,7 +159,7 @@ class SummarizationComparison(ComparisonFlags, SummaryFiles):
         for writer, letter in zip(writers, LETTERS, strict=True):
             with progress(f"summarizing with {letter}") as show:
                 found.append(
-                    comparison.summary_outputs(
+                    run_comparison.summary_outputs(
                         writer, pairs, references, words=self.rouge, show=show, **search.one_best
                     )
                 )
@@ -184,7 +184,7 @@ class ClassificationComparison(ComparisonFlags, LabelledFiles):
                 raise ValueError(f"{folder} classifies {field}s, got {self.shows}")
             with progress(f"classifying with {letter}") as show:
                 examples = self.read(classes=classifier.classes)
-                found.append(comparison.class_outputs(classifier, examples, field=field, show=show))
+                found.append(run_comparison.class_outputs(classifier, examples, field=field, show=show))
         return self.compare(folders, *found)
 
 
@@ -199,7 +199,7 @@ class AnsweringComparison(ComparisonFlags, QuestionFile):
         for folder, letter in zip(folders, LETTERS, strict=True):
             with progress(f"answering with {letter}") as show:
                 answerer = Answerer.load(folder, device=device)
-                found.append(comparison.answer_outputs(answerer, questions, show=show))
+                found.append(run_comparison.answer_outputs(answerer, questions, show=show))
         return self.compare(folders, *found)
 
 
@@ -220,7 +220,7 @@ class CaptioningComparison(ComparisonFlags, CaptionFiles):
         for folder, letter in zip(folders, LETTERS, strict=True):
             with progress(f"describing with {letter}") as show:
                 describer = Describer.load(folder, device=device)
-                found.append(comparison.caption_outputs(describer, examples, show=show, **settings))
+                found.append(run_comparison.caption_outputs(describer, examples, show=show, **settings))
         return self.compare(folders, *found)
 
 
@@ -235,7 +235,7 @@ class LanguageComparison(ComparisonFlags, TextFile):
         for folder, letter in zip(folders, LETTERS, strict=True):
             with progress(f"reading with {letter}") as show:
                 model = LanguageModel.load(folder, device=device)
-                found.append(comparison.language_outputs(model, lines, show=show))
+                found.append(run_comparison.language_outputs(model, lines, show=show))
         return self.compare(folders, *found)
 
 
@@ -273,10 +273,10 @@ def print_comparison(compared: Comparison) -> None:
     wide = max(6, *map(len, compared.metrics))
     print(f"\n{'metric':{wide}}  {'A':>9}  {'B':>9}  {'B - A':>9}  {'95 % interval':>20}  {'p':>6}  better")
     for name, found in compared.metrics.items():
-        interval = f"{_signed(found.low)} to {_signed(found.high)}"
+        interval = f"{_with_sign(found.low)} to {_with_sign(found.high)}"
         winner = "-" if found.p >= 0.05 else _winner(found.difference, compared.better.get(name, "higher"))
         print(
-            f"{name:{wide}}  {_plain(found.a):>9}  {_plain(found.b):>9}  {_signed(found.difference):>9}  "
+            f"{name:{wide}}  {_plain(found.a):>9}  {_plain(found.b):>9}  {_with_sign(found.difference):>9}  "
             f"{interval:>20}  {found.p:>6.3f}  {winner}"
         )
     print(
@@ -310,7 +310,7 @@ def _with_alignment(
     compared: Comparison, writers: Sequence[Translator], pairs: Sequence[TextPair], gold: Sequence[Links], samples: int
 ) -> Comparison:
     """Add the alignment error rate over the test data."""
-    a, b = (comparison.alignment_statistics(writer.align(pairs), gold) for writer in writers)
+    a, b = (run_comparison.alignment_statistics(writer.align(pairs), gold) for writer in writers)
     name = "alignment error"
     return replace(
         compared,
@@ -354,7 +354,7 @@ def _plain(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _signed(value: float) -> str:
+def _with_sign(value: float) -> str:
     text = _plain(value)
     return f"+{text}" if value > 0 and not math.isclose(value, 0, abs_tol=5e-5) else text
 

@@ -76,7 +76,7 @@ class Search:
     no_repeat: int | None = None
     coverage: float = 0.0
     prefix: str = ""
-    prefixes: Sequence[str] | None = None  # of each line
+    prefixes: Sequence[str] | None = None
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:

@@ -37,6 +37,10 @@ class Captions:
         one._listed = [(name, (caption,)) for name, captions in self._listed for caption in captions]
         return one
 
+    def digests(self) -> Iterator[str]:
+        """Iterate over a digest of the file of each picture."""
+        return (self.pictures.digest(name) for name, _ in self._listed)
+
     def texts(self) -> Iterator[str]:
         """Iterate over all captions, without opening a picture: for training a tokenizer."""
         return (caption for _, captions in self._listed for caption in captions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -54,6 +55,10 @@ class Images:
     def __getitem__(self, number: int) -> Picture:
         return Picture(np.array(self.images[number]), int(self.labels[number]))
 
+    def digests(self) -> Iterator[str]:
+        """Iterate over a digest of the pixels of each image."""
+        return (hashlib.sha256(image.tobytes()).hexdigest() for image in self.images)
+
     def __iter__(self) -> Iterator[Picture]:
         return (self[number] for number in range(len(self)))
 
@@ -87,6 +92,10 @@ class ImageFolder:
 
     def __getitem__(self, number: int) -> Picture:
         return Picture(self.pictures[self.names[number]], int(self.labels[number]))
+
+    def digests(self) -> Iterator[str]:
+        """Iterate over a digest of the file of each image."""
+        return map(self.pictures.digest, self.names)
 
     def __iter__(self) -> Iterator[Picture]:
         return (self[number] for number in range(len(self)))

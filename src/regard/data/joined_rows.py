@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from .errors import DataError
-from .tabular import Stream
+from .tabular import Stream, TextRows
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R", bound="RowsOfFile[Any]")
@@ -61,6 +61,15 @@ class JoinedRows(Generic[T_co]):
         """Return an error about a row."""
         part, place = self._place(number)
         return part.error(place, problem, hint=hint)
+
+    def extra_columns(self) -> list[bool]:
+        """Return for each row whether its line has more columns than most of its file."""
+        found: list[bool] = []
+        for part in self.parts:
+            if not isinstance(part, TextRows):
+                raise ValueError(f"{part!r} is not a table, so its lines have no columns to count")
+            found += part.extra_columns()
+        return found
 
     def stream(self) -> Stream[T_co]:
         """Return the same rows for iteration only, without an index."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DataError, DataWarning
-from .joined_rows import Paths, RowsOfFile, as_paths, join_rows, matching_paths
+from .joined_rows import JoinedRows, Paths, RowsOfFile, as_paths, join_rows, matching_paths
 from .lines import Lines
 from .row_checks import KeptRows, Numbers
 from .table_header import is_label_header, is_swapped, may_be_label_header
@@ -60,6 +60,12 @@ class LabelledText:
     def __iter__(self) -> Iterator[Labelled]:
         for (text, _), label in zip(self._rows, self.labels.tolist(), strict=True):
             yield Labelled(text, label)
+
+    def extra_columns(self) -> list[bool]:
+        """Return for each example whether its line has more columns than most."""
+        if not isinstance(self._rows, (TextRows, JoinedRows)):
+            raise ValueError("the examples are not read from a table, so their lines have no columns to count")
+        return self._rows.extra_columns()
 
     def only(self, numbers: Numbers) -> LabelledText:
         """Return the examples with these numbers, in ascending order, with the same classes."""

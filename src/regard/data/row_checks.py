@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -98,15 +98,23 @@ class KeptRows(Generic[T_co]):
 
 
 def numbers_to_keep(
-    keys: Iterable[Key], *, empty: bool = False, duplicates: bool = False, others: Iterable[Key] = ()
+    keys: Iterable[Key],
+    *,
+    empty: bool = False,
+    duplicates: bool = False,
+    others: Iterable[Key] = (),
+    drop: Sequence[bool] | None = None,
 ) -> Numbers:
     """Return the numbers of the rows that are left without empty rows, repeated rows, and rows with inputs of `others`.
 
     >>> numbers_to_keep([("a", "1"), ("b", ""), ("a", "1"), ("c", "3")], empty=True, duplicates=True).tolist()
     [0, 3]
+
+    `drop` marks other rows to leave out.
     """
     checks = RowChecks.of(keys, others=others)
-    kept = np.flatnonzero(~(checks.shared | (checks.empty & empty) | (checks.repeated & duplicates)))
+    marked = checks.shared | (checks.empty & empty) | (checks.repeated & duplicates)
+    kept = np.flatnonzero(~(marked if drop is None else marked | np.asarray(drop, np.bool_)))
     if not len(kept):
         raise DataError("no example is left after dropping", hint="leave out the flags that drop examples")
     return kept

@@ -77,6 +77,14 @@ class TextRows(Generic[T_co]):
         """Return an error about a row."""
         return DataError(problem, file=self.files[0].path, line=number + self._skip + 1, hint=hint)
 
+    def extra_columns(self) -> list[bool]:
+        """Return for each row of a table whether its line has more columns than most; raise for other files."""
+        if not isinstance(self._parse, Columns):
+            raise ValueError(f"{self.files[0].path} is not a table, so its lines have no columns to count")
+        counts = self._parse.count_cells(self.files[0], skip=self._skip)
+        usual = Counter(counts).most_common(1)[0][0]
+        return [count > usual for count in counts]
+
     def __repr__(self) -> str:
         return f"TextRows({', '.join(str(file.path) for file in self.files)})"
 
@@ -136,11 +144,15 @@ class Columns(Generic[T]):
             )
         return self.make(*(cells[place] for place in self.places))
 
+    def count_cells(self, file: Lines, *, skip: int) -> list[int]:
+        """Return the number of cells of each line."""
+        return [len(split_cells(line, self.separator)) for line in islice(file, skip, None)]
+
     def warn_extra_cells(self, file: Lines, *, skip: int) -> None:
         """Warn if columns given by number leave cells unread: of a few lines, or beyond the first columns of all."""
         if self.named:
             return
-        counts = Counter(len(split_cells(line, self.separator)) for line in islice(file, skip, None))
+        counts = Counter(self.count_cells(file, skip=skip))
         least, most = min(counts), max(counts)
         if least == most and (most == len(self.places) or set(self.places) != set(range(len(self.places)))):
             return

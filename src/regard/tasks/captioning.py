@@ -25,6 +25,7 @@ from ..train import InverseSquareRoot, Outcome, Progress, Recipe, own_device
 from ..train.dataclass_json import check_left_at_default, check_types
 from . import metrics, run_folder, word_alignment
 from .caption_inputs import CaptionExamples, CaptionLengths, ExampleImages, Examples, texts_of
+from .data_checks import report_images
 from .dry_run import example_lines, length_line, unknown_line
 from .fine_tuning import FineTuning, check_kept
 from .image_inputs import Image, ImageSettings, ImageTransform
@@ -188,6 +189,7 @@ def train(
             seed=recipe.seed,
             start=start,
         )
+        report_images(start, examples, valid)
         return Setup(
             model=Captioner(config.model),
             batches=batches,

@@ -22,7 +22,7 @@ from ..train import Epochs, InverseSquareRoot, Outcome, Progress, Recipe, own_de
 from . import attention_maps, run_folder
 from .batching import Batching
 from .classifiers import ClassificationModelSettings, Network, build_model
-from .data_checks import report_rows
+from .data_checks import report_images, report_rows
 from .dry_run import class_line, example_lines, length_line, unknown_line
 from .encoded_dataset import EncodedExamples
 from .fine_tuning import FineTuning, check_kept
@@ -213,6 +213,7 @@ def train_images(
         labels = [{"label": int(label)} for label in examples.labels]
         batches = seeing.batches(labels, ExampleInputs(examples, "image"), config.sight, seed=recipe.seed, start=start)
         prepared = _setup(config, config.sight, batches, valid, recipe, unit="images")
+        report_images(start, examples, valid)
         return replace(prepared, new=new, describe=lambda: _class_lines(examples, valid))
 
     return run(prepare, recipe, out=out, resume=resume, files=files, device=device, show=show, base=base)

@@ -19,6 +19,18 @@ def report_rows(start: Start, keys: Iterable[Key], valid: Iterable[Key] | None, 
             start.say(line)
 
 
+def report_images(start: Start, images: Any, valid: Any | None) -> None:
+    """Print the numbers of images that repeat, and of validation images that are also in the training data.
+
+    Images are compared by their files or pixels; data without `digests` is not checked.
+    """
+    if start.group.leads and all(hasattr(data, "digests") for data in (images, valid) if data is not None):
+        others = () if valid is None else ((digest,) for digest in valid.digests())
+        checks = RowChecks.of(((digest,) for digest in images.digests()), others=others)
+        for line in checks.lines("training images", "validation images"):
+            start.say(line.replace("have an input that is also", "are also"))
+
+
 def report_lines(start: Start, lines: Iterable[str], valid: Iterable[str] | None) -> None:
     """Print the number of validation lines that are also in the training text; short lines are left out."""
     if start.group.leads and valid is not None:

@@ -3,8 +3,8 @@
 import pytest
 
 from regard.lens import Links, alignment_score
-from regard.tasks.comparison import TestOutputs, alignment_statistics, compare_outputs, translation_outputs
 from regard.tasks.paired_bootstrap import MetricStatistics
+from regard.tasks.run_comparison import TestOutputs, alignment_statistics, compare_outputs, translation_outputs
 from regard.tasks.translation import Translator
 from tests.tasks.tiny_translators import PAIRS
 

@@ -26,7 +26,7 @@ Show = Callable[[int, int], None] | None
 
 @dataclass(frozen=True, kw_only=True)
 class TestOutputs:
-    """What a run wrote for each test example, and the statistics of its metrics.
+    """The outputs of a run for each test example, and the statistics of its metrics.
 
     `each` is a score of each example, larger for better ones, which finds the examples where runs differ most.
     """
