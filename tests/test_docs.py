@@ -127,9 +127,9 @@ def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(pat
     chapter = DOCS / "book" / f"{path.stem}.md"
     for figure in tmp_path.rglob("*.png"):
         assert_same_picture(figure, DOCS / "images" / figure.name)
-    if chapter in CHAPTERS:
+    if chapter.is_file():
         text = chapter.read_text(encoding="utf8")
-        assert f'--8<-- "examples/{path.name}"' in text
+        assert f'--8<-- "examples/{path.name}' in text  # the file, or sections of it
         assert {figure.name for figure in tmp_path.glob("*.png")} == set(re.findall(r"images/([\w]+\.png)", text))
         quoted = [*fenced(chapter, "text"), *(block for block in fenced(chapter, "") if begins_as(block, printed))]
         for block in quoted:
