@@ -13,7 +13,7 @@ from regard.lens.linter.findings import CHECKS
 from regard.models import Bert, BertConfig, Gpt, GptConfig
 from regard.nn import Attention, DecoderBlock, EncoderBlock, FeedForward, LatentAttention, Rotary
 
-from .seeded_bugs import BUGS, DIM, HEADS, RIGHT, Tutorial
+from .seeded_bugs import BUGS, DIM, HEADS, RIGHT, MergedByView, Tutorial
 
 SEEDED = [(name, n) for name, cases in BUGS.items() for n in range(len(cases))]
 
@@ -82,6 +82,51 @@ def test_layers_of_regard_and_of_pytorch_have_no_finding(name):
     report = regard.check(LAYERS[name]())
     assert report.findings == (), str(report)
     assert len(report.passed) >= 5
+
+
+class SplitByView(Tutorial):
+    def split(self, x):
+        return x.view(x.shape[0], self.heads, x.shape[1], -1)
+
+
+class Cross(Tutorial):
+    """Attention to another sequence only; a mask b n of its real tokens."""
+
+    def forward(self, x, context, mask=None):
+        q, k, v = self.split(self.w_q(x)), self.split(self.w_k(context)), self.split(self.w_v(context))
+        A = self.normalize(self.hide(self.scores(q, k), None if mask is None else mask[:, None, None]))
+        return self.w_o(self.merge(A @ v))
+
+
+class CrossOverQueries(Cross):
+    def normalize(self, scores):
+        return scores.softmax(-2)
+
+
+class ViewedBlocks(nn.Module):
+    """Two causal blocks, whose heads are merged by view: after them every token reaches every output."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(MergedByView() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(SplitByView, "unmet-tokens"), (CrossOverQueries, "softmax-axis"), (ViewedBlocks, "future-leak"), (Cross, None)],
+)
+def test_the_queries_and_the_weights_show_what_outputs_hide(make, name):
+    torch.manual_seed(0)
+    report = regard.check(make())
+    assert [finding.name for finding in report.findings] == ([] if name is None else [name])
+    if make is Cross:
+        assert "attention to context only, so tokens need not meet each other" in report.assumed
+        assert "padding" in report.passed
 
 
 def test_what_was_assumed_and_not_checked_is_in_the_report():

@@ -44,6 +44,7 @@ WIDTHS = (
     "width",
 )
 LENGTHS = (7, 11, 13, 5)  # tokens; primes, so that no other size is equal to one
+CONTEXT_LENGTH = 9  # tokens of the other sequence
 BATCHES = (3, 2, 5)
 HEAD_DIM = 6  # assumed for functions, which have no weights
 OUTPUTS = ("logits", "last_hidden_state")
@@ -104,6 +105,7 @@ class CallAdapter:
             zip([p for p in self.parameters if p not in self.main][: len(inputs) - 1], inputs[1:], strict=False)
         )
         self.random_state = 0
+        self.reads_context_only = False  # whether masks are those of the other sequence, whatever their names
         self.lengths = [n for n in LENGTHS if n not in (self.heads, dim)]
         self._find_call(original, dim)
 
@@ -155,7 +157,7 @@ class CallAdapter:
             return x.transpose(1, 2).flatten(2)  # b h n e -> b n (h e)
         return x.transpose(0, 1) if self.axis == 0 and x.ndim > 2 else x
 
-    def context_tokens(self, batch: int, n: int = 9, seed: int = 77) -> Tensor:
+    def context_tokens(self, batch: int, n: int = CONTEXT_LENGTH, seed: int = 77) -> Tensor:
         """Return made-up tokens of the other sequence."""
         return self._draw((batch, n), seed)
 

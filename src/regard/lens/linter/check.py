@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...ops.terms.masks.mask_algebra import Mask
 from .cache_steps import full_positions, has_cache, positions_of_pass, run_cached
-from .call_adapter import CallAdapter
+from .call_adapter import CONTEXT_LENGTH, CallAdapter
 from .findings import CHECKS, CheckReport, Finding
 from .mask_forms import MaskReading, expected_meaning, read_mask
 from .token_reach import (
@@ -29,7 +29,15 @@ from .token_reach import (
     read_causal,
     texts_that_change,
 )
-from .weights_evidence import Evidence, heads_to_heads, observe, wrong_scale, wrong_softmax_axis
+from .weights_evidence import (
+    Evidence,
+    heads_to_heads,
+    heads_without_their_token,
+    look_back_only,
+    observe,
+    wrong_scale,
+    wrong_softmax_axis,
+)
 
 USUAL_MASK = re.compile(
     r"((\w+_)?(attention|attn|padding|pad|src|tgt|causal|self|memory)_)?mask|keep|valid_lens?|(\w+_)?lengths",
@@ -231,7 +239,7 @@ class _Check:
 
     def _check_reach(self, reach: TokenReach, evidence: Evidence) -> None:
         adapter, n = self.adapter, self.n
-        causal = self._is_causal(reach)
+        causal = self._is_causal(reach, evidence)
         followed = ("future-leak", "unmet-tokens", "empty-rows", "reversed-mask", "positions")
         if self._has_wrong_weights:
             self.skipped |= dict.fromkeys(followed, FOLLOWS)
@@ -267,7 +275,7 @@ class _Check:
         if adapter.context:
             self._check_context()
 
-    def _is_causal(self, reach: TokenReach) -> bool:
+    def _is_causal(self, reach: TokenReach, evidence: Evidence) -> bool:
         if self.causal is not None:
             return self.causal and reach.is_square
         if not reach.is_square:
@@ -286,6 +294,8 @@ class _Check:
             self.causal, reason = True, "causal, as its attribute says"
         else:
             self.causal, reason = guess_causal(reach)
+            if not self.causal and look_back_only(evidence, self.n):
+                self.causal, reason = True, "causal, since the weights of every layer look back only"
         self.assumed.append(reason)
         return self.causal
 
@@ -315,6 +325,15 @@ class _Check:
 
     def _check_gaps(self, reach: TokenReach, evidence: Evidence, *, causal: bool) -> None:
         missing = gaps(reach, causal=causal)
+        keys = {A.shape[-1] for _, A in evidence.entries}
+        if self.adapter.context and CONTEXT_LENGTH in keys and self.n not in keys:
+            self.adapter.reads_context_only = True
+            self.assumed.append(f"attention to {self.adapter.context[0]} only, so tokens need not meet each other")
+            self.passed.add("unmet-tokens")
+            return
+        if (finding := heads_without_their_token(self.adapter, self.n)) is not None:
+            self.found["unmet-tokens"] = finding
+            return
         if not missing.any():
             self.passed.add("unmet-tokens")
             return

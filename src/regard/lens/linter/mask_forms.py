@@ -109,7 +109,9 @@ def _meaning(adapter: CallAdapter, form: MaskForm, n: int) -> Any:
 def _forms(adapter: CallAdapter, argument: str) -> list[MaskForm]:
     """Return the forms in which an argument may take a mask, the likeliest first."""
     is_context = bool(adapter.context) and (
-        argument.startswith(("memory", "src", "context", "encoder")) or argument == "attention_mask"
+        adapter.reads_context_only
+        or argument.startswith(("memory", "src", "context", "encoder"))
+        or argument == "attention_mask"
     )
 
     def form(name: str, make: Callable[[Tensor], Any], *, per_text: bool = True, polarity: bool = True) -> MaskForm:

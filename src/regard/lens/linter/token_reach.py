@@ -88,6 +88,8 @@ def texts_that_change(adapter: CallAdapter, n: int) -> bool:
 def guess_causal(reach: TokenReach) -> tuple[bool, str]:
     """Return whether a module is meant to be causal, by what reaches what, and the reason."""
     ahead, behind, pairs = _counts(reach)
+    if ahead == behind == 0:
+        return False, "not causal, since no token reaches the output of another"
     if behind > 0 and ahead == 0:
         return True, "causal, since no token reaches an earlier output"
     if ahead <= 0.8 * behind:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ...ops.terms.scores import Dot
 from ...ops.weights import Weights
 from ..capture import capture
-from .call_adapter import CallAdapter
+from .call_adapter import CONTEXT_LENGTH, CallAdapter
 from .findings import Finding
 
 SOFTMAXES = {"softmax", "_softmax"}
@@ -86,7 +86,7 @@ def observe(adapter: CallAdapter, x: Tensor) -> Evidence:
 def heads_to_heads(adapter: CallAdapter, evidence: Evidence, n: int, *, has_gaps: bool) -> Finding | None:
     """Find weights between heads: h x h for each of n tokens, instead of n x n for each of h heads."""
     h = adapter.heads
-    between_tokens = any(A.shape[-1] == n for _, A in evidence.entries)
+    between_tokens = any(A.shape[-1] in (n, CONTEXT_LENGTH) for _, A in evidence.entries)
     for layer, A in evidence.entries:
         lead, (i, j) = math.prod(A.shape[:-2]), A.shape[-2:]
         is_constant = i == j and 1 < i != n and lead % n == 0
@@ -117,7 +117,7 @@ def wrong_softmax_axis(adapter: CallAdapter, evidence: Evidence, n: int, *, text
                 "batch_first=True, or, if it is meant to read n b d, call check(..., batch_first=False)",
                 _name(layer),
             )
-        if A.shape[-1] != n or A.shape[-2] != n:
+        if A.shape[-1] not in (n, CONTEXT_LENGTH) or A.shape[-2] != n:
             continue
         dense = A.dense().double()
         rows, columns = dense.sum(-1), dense.sum(-2)
@@ -125,7 +125,7 @@ def wrong_softmax_axis(adapter: CallAdapter, evidence: Evidence, n: int, *, text
             return _axis_finding(
                 f"over the queries: columns sum to 1, rows to {rows.min():.2f} up to {rows.max():.2f}", _name(layer)
             )
-    if any(A.shape[-1] == n for _, A in evidence.entries):
+    if any(A.shape[-1] in (n, CONTEXT_LENGTH) for _, A in evidence.entries):
         return None
     for shape, dim in evidence.softmaxes:
         if shape[-2:] == (n, n) and dim < len(shape) - 2:
@@ -144,11 +144,48 @@ def _axis_finding(result: str, layer: str) -> Finding:
     )
 
 
+def heads_without_their_token(adapter: CallAdapter, n: int) -> Finding | None:
+    """Find heads whose query for a token is made of other tokens: heads that were cut from tokens by view()."""
+    x = adapter.tokens(n)
+    before = _queries(adapter, x, n)
+    for token in (n // 2, n - 1):
+        for layer, after in _queries(adapter, adapter.change(x, token), n).items():
+            if layer not in before or before[layer].shape != after.shape:
+                continue
+            changed = (before[layer] != after).any(-1).any(0)  # h i
+            if not changed.any():
+                continue  # the layer of another sequence
+            heads = (~changed[:, token]).nonzero().flatten().tolist()
+            if heads:
+                return Finding(
+                    "unmet-tokens",
+                    f"changed token {token} of {n} and recorded the queries",
+                    f"the query at position {token} does not change in heads {heads}: these heads are made of other "
+                    "tokens, so in each head only a part of the text meets",
+                    "heads were cut from the tokens by view(b, h, n, d); write view(b, n, h, d).transpose(1, 2)",
+                    _name(layer),
+                )
+            return None
+    return None
+
+
+def _queries(adapter: CallAdapter, x: Tensor, n: int) -> dict[str, Tensor]:
+    """Return the recorded queries, b h i d, of the layers between the tokens of a text."""
+    entries = observe(adapter, x).entries
+    return {layer: A.call.q for layer, A in reversed(entries) if A.shape[-2:] == (n, n)}
+
+
+def look_back_only(evidence: Evidence, n: int) -> bool:
+    """Return whether the weights of all layers are zero above the diagonal, whatever tokens reach."""
+    matrices = [A.dense() for _, A in evidence.entries if A.shape[-2:] == (n, n)]
+    return bool(matrices) and all(bool((each.triu(1) == 0).all()) and bool(each.tril(-1).any()) for each in matrices)
+
+
 def wrong_scale(adapter: CallAdapter, evidence: Evidence, n: int) -> Finding | None:
     """Find a scale that is made of another width than that of the head's queries and keys."""
     for layer, A in evidence.entries:
         score = A.call.score
-        if not isinstance(score, Dot) or A.shape[-1] != n:
+        if not isinstance(score, Dot) or A.shape[-1] not in (n, CONTEXT_LENGTH):
             continue
         d = A.call.q.shape[-1]
         scale = d**-0.5 if score.scale is None else _number(score.scale)
