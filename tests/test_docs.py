@@ -9,8 +9,9 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -26,6 +27,7 @@ from regard.lens import Tape
 ROOT = Path(__file__).parents[1]
 DOCS, EXAMPLES = ROOT / "docs", sorted((ROOT / "examples").glob("*.py"))
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.rglob("*.md"))]
+README = " ".join((ROOT / "README.md").read_text(encoding="utf8").split())
 CHAPTERS = sorted((DOCS / "book").glob("[0-9]*.md"))
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 
@@ -68,9 +70,9 @@ def cells(page: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_the_readme_repeats_what_was_measured():
+def test_the_page_of_performance_repeats_what_was_measured():
     rows = [row for row in measured("*_cpu.csv") if "ours_median" in row]
-    for case, ours, peer, ratio, _ in cells(ROOT / "README.md", "| case | ours |"):
+    for case, ours, peer, ratio, _ in cells(DOCS / "performance.md", "| case | ours |"):
         peer = peer.split(" (")[0]
         found = [row for row in rows if speed(row["ours_median"]) == ours]
         if peer:
@@ -89,9 +91,9 @@ def same_ratio(told: str, found: str) -> bool:
     return told == found
 
 
-def test_the_readme_repeats_what_watching_costs():
+def test_the_page_of_performance_repeats_what_watching_costs():
     rows = {(row["tokens"], row["case"]): row for row in measured("lens_gpu.csv")}
-    for tokens, plain, watched, summarized, eager in cells(ROOT / "README.md", "| tokens | plain"):
+    for tokens, plain, watched, summarized, eager in cells(DOCS / "performance.md", "| tokens | plain"):
         assert rows[tokens, "plain fused pass"]["time"] == plain
         for case, told in (("capture, q and k", watched), ("capture, summaries", summarized)):
             assert f"{float(rows[tokens, case]['ratio']):.2f}x" == told
@@ -103,8 +105,52 @@ def test_the_readme_repeats_what_watching_costs():
             assert row["time"] in (eager, f"{eager.removeprefix('one layer would take ')} a layer")
 
 
+def site_script(name: str) -> Any:
+    """A script of docs/site."""
+    spec = spec_from_file_location(name, DOCS / "site" / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_chart_of_watching_is_drawn_from_the_table(tmp_path):
+    chart = site_script("watching_chart")
+    chart.draw(tmp_path / "watching.png")
+    assert_same_picture(tmp_path / "watching.png", DOCS / "images" / "watching.png")
+    watched = chart.ratios()["capture, q and k"].values()
+    told = f"costs {min(watched):.2f}x to {max(watched):.2f}x of its plain pass"
+    assert told in README
+
+
+def test_the_moving_picture_moves():
+    with Image.open(DOCS / "images" / "viewer_moving.webp") as picture:
+        assert picture.n_frames > 4
+    assert (DOCS / "images" / "viewer_moving.webp").stat().st_size < 1e6
+
+
+def test_the_readme_is_short_and_begins_with_a_picture_and_two_commands():
+    lines = (ROOT / "README.md").read_text(encoding="utf8").splitlines()
+    assert len(lines) <= 140
+    assert any(line.startswith("![") for line in lines[:10])
+    assert {"make demo", "make test"} <= {line[:9] for line in lines[:40]}
+    headings = [line[3:] for line in lines if line.startswith("## ")]
+    assert headings == [
+        "Sixty seconds", "Two commands", "Why", "What works, and what does not", "One operator", "Learn",
+        "Train something", "Compared with", "Limits",
+    ]  # fmt: skip
+    limits = lines[lines.index("## Limits") :]
+    assert sum(line.startswith("- ") for line in limits) == 6
+
+
+def test_the_scores_of_the_readme_are_those_of_the_results():
+    told = re.search(r"reaches ([\d.]+) sacreBLEU with attention and ([\d.]+)", README)
+    results = (DOCS / "results.md").read_text(encoding="utf8")
+    assert told is not None
+    assert all(number in results for number in told.groups())
+
+
 def test_there_is_something_to_run():
-    assert len(snippets(ROOT / "README.md")) > 3
+    assert len(snippets(ROOT / "README.md")) > 2
     assert len(EXAMPLES) > 3
 
 
