@@ -27,7 +27,8 @@ def test_a_quick_look_runs_from_end_to_end_and_goes_on_where_it_was(quick, tmp_p
     out = tmp_path / "demo"
     ended = well("demo", "--out", out, "--steps", 2)
     assert len(re.findall(r"\d % of \d+ ", ended.out)) == 4
-    assert ended.lines[-1] == f"    python -m webbrowser -t {(out / 'index.html').as_uri()}"
+    assert ended.lines[-3] == f"    python -m webbrowser -t {(out / 'index.html').as_uri()}"
+    assert ended.lines[-1].startswith("Look first at the dates: ")
     index = (out / "index.html").read_text()
     for name in NAMES:
         assert (out / name / "step-00000002").is_dir()

@@ -127,7 +127,8 @@ def demo(
     print(
         f"{time.monotonic() - began:,.0f} seconds in total. Runs, pictures and pages are in {out}. To see them, run:\n"
     )
-    print(f"    python -m webbrowser -t {page.resolve().as_uri()}")
+    print(f"    python -m webbrowser -t {page.resolve().as_uri()}\n")
+    print("Look first at the dates: each row is dark at the year, month or day that it writes.")
 
 
 def recurrent_dates_chapter(out: Path, steps: int | None, device: str | None) -> DemoChapter:
