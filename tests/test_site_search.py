@@ -93,8 +93,8 @@ image recognition: image-recognition
 speech recognition: speech-recognition
 reinforcement learning: reinforcement-learning
 BERT: bert
-masked language model: masked-language-model
-next sentence: masked-language-model
+masked language model: masked-language-model-next-sentence
+next sentence: masked-language-model-next-sentence
 pretrained model: pretrained-model
 Transformer or recurrent network: transformer-or-recurrent-network
 teacher forcing: teacher-forcing
