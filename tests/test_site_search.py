@@ -120,7 +120,7 @@ heat map: heat-map
 computational graph: computational-graph
 beam search: beam-search
 """
-FIRST = ("dropout", "beam search", "label smoothing", "padding mask", "positional encoding")
+FIRST = ("dropout", "beam search", "label smoothing")
 
 
 def test_each_name_of_the_list_is_a_section_of_the_glossary():
