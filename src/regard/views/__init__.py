@@ -10,6 +10,7 @@ from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap,
 from .figures.points_on_maps import points
 from .figures.side_by_side import side_by_side
 from .figures.timeline import timeline
+from .heads_page.heads_document import heads_page
 from .notebook_html import tape_html
 from .viewer.server import Viewer, serve, view
 
@@ -23,6 +24,7 @@ __all__ = [
     "curves",
     "edges",
     "grid",
+    "heads_page",
     "heatmap",
     "image",
     "mask",

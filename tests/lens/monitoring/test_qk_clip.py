@@ -155,14 +155,19 @@ def test_a_layer_whose_logits_do_not_follow_its_projections_is_refused(name):
         qk_clip_(model, heads_of(model), 1e-6)
 
 
-def test_a_monitor_clips_after_each_watched_step_and_says_so():
+def test_a_monitor_clips_after_each_watched_step_and_says_so_once():
     lines, model = [], build("attention")
     monitor = Monitor(model, every=1, clip=0.2, say=lines.append)
-    for _ in range(2):
+    for factor in (1, 1, 2, 2, 1):  # the size of the queries after each step
         with monitor:
             run(model)
-    assert monitor.history["logit"]["(model)"][1].amax() <= 0.2 * (1 + 1e-5)
-    assert [event.kind for event in monitor.history.events] == ["clipped"] * len(lines)
+        assert heads_of(model).history.latest("logit", "").amax() <= 0.2 * (1 + 1e-5)
+        with torch.no_grad():
+            for parameter in model.query.parameters():
+                parameter.mul_(factor)
+    clipped = [(event.step, event.head) for event in monitor.history.events if event.kind == "clipped"]
+    assert {step for step, _ in clipped} == {1, 4}
+    assert len(lines) == len(clipped)
     assert lines[0].startswith("step 1 · clipped · (model), head 0: largest logit ")
     assert lines[0].endswith("clipped to 0.2")
 

@@ -118,6 +118,7 @@ class Monitor:
         self._paused = 0
         self._skipped = False  # whether a forward pass of the step under way did not count
         self._force_eager = False
+        self._clipped: set[tuple[str, int]] = set()  # heads that the last watched step clipped
         self._warned = False
         self._started = False
 
@@ -251,9 +252,12 @@ class Monitor:
             self._note_clip(step, clipped)
 
     def _note_clip(self, step: int, clipped: Mapping[str, Mapping[int, float]]) -> None:
-        """Keep which heads were clipped."""
+        """Keep and say which heads were clipped, but not those that the watched step before clipped too."""
+        before, self._clipped = self._clipped, {(layer, head) for layer, heads in clipped.items() for head in heads}
         for layer, heads in clipped.items():
             for head, logit in heads.items():
+                if (layer, head) in before:
+                    continue
                 text = f"largest logit {logit:.4g}, clipped to {self.clip:g}"
                 event = HeadEvent(step, "clipped", layer, head, logit, text)
                 self.history.events.append(event)

@@ -67,7 +67,7 @@ def timeline(
     kinds: dict[str, str] = {}
     for place, name in zip(places, chosen, strict=True):
         _draw(figure, place, history, name, values[name])
-        kinds |= _mark(place, history, [event for event in history.events if _panel_of(event, chosen) == name])
+        kinds |= _mark(place, history, [event for event in history.events if panel_of_event(event, chosen) == name])
     places[-1].set_xlabel("step", fontsize=9, color=INK)
     if kinds:
         footnote(figure, "events: " + ", ".join(f"{mark} {kind}" for kind, mark in kinds.items()))
@@ -115,7 +115,7 @@ def _draw(figure: Figure, axes: Axes, history: HeadHistory, name: str, values: n
     )
 
 
-def _panel_of(event: HeadEvent, chosen: Sequence[str]) -> str:
+def panel_of_event(event: HeadEvent, chosen: Sequence[str]) -> str:
     """Return the measure in whose panel an event is marked; the first one if its own is not drawn."""
     wanted = PANEL_OF.get(event.kind, "logit")
     return wanted if wanted in chosen else chosen[0]
