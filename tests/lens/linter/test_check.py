@@ -76,7 +76,12 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+CORE_LAYERS = ("plain", "grouped, rotary, causal", "prefix", "hard", "nn.MultiheadAttention", "kernel")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in CORE_LAYERS else pytest.mark.thorough) for name in LAYERS]
+)
 def test_layers_of_regard_and_of_pytorch_have_no_finding(name):
     torch.manual_seed(0)
     report = regard.check(LAYERS[name]())
