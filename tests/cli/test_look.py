@@ -480,6 +480,13 @@ def test_one_command_opens_the_viewer(language_run, monkeypatch):
     assert "press Ctrl-C to stop the viewer" in done.err
 
 
+def test_the_sample_reads_standard_input(tmp_path):
+    assert run("look", "--sample", "--out", tmp_path / "a.safetensors", stdin="good night").code == 0
+    read = "".join(Tape.load(tmp_path / "a.safetensors").tokens_of(0)[0])
+    assert "ood" in read
+    assert "lord" not in read
+
+
 @pytest.mark.parametrize("words", [None, "My lord, the king"])
 def test_the_sample_needs_no_model_and_no_text(tmp_path, words):
     done = run("look", "--sample", *([words] if words else []), "--html", tmp_path / "page.html")

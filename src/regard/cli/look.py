@@ -86,7 +86,8 @@ def look(
             raise ValueError(f"--sample is the model, got also {model!r}; leave one out")
         words, name = model, "sample"
         if (words, text, image) == (None, None, None):
-            words = SAMPLE_TEXT
+            piped = "" if sys.stdin.isatty() else sys.stdin.read()
+            words = piped if piped.strip() else SAMPLE_TEXT
     elif model is None:
         raise ValueError("give a model: a folder, a name of the Hugging Face hub such as gpt2, or --sample")
     else:
