@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -227,6 +228,7 @@ def test_narrow_windows_hold_the_whole_page(chromium, viewer, view):
         watched.go(view=view, chosen="7,7")
         reach = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
         assert watched.page.locator("body, header, .right button, .bar > *, .links, .panel").evaluate_all(reach) <= 400
+        assert watched.page.locator("[aria-current=page]").evaluate_all(reach) <= 400  # the list of views is scrolled
 
 
 def test_every_control_has_a_name(watched):
@@ -237,6 +239,8 @@ def test_every_control_has_a_name(watched):
                 .filter(one => !one.getAttribute("aria-label") && !one.textContent.trim()).map(one => one.outerHTML)"""
         )
         assert nameless == []
+        headings = watched.page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(one => +one.tagName[1])")
+        assert all(later <= one + 1 for one, later in pairwise(headings)), name  # no level is left out
 
 
 def test_search_finds_words_phrases_and_numbers(watched):

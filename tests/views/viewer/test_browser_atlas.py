@@ -66,7 +66,7 @@ def test_roles_are_marks_filters_and_groups(chromium, planted):
     with shown(chromium, tape) as watched:
         check_atlas(watched, tape, roles)
         watched.go(view="overview", sort="role")
-        titles = watched.page.locator(".group h3").all_inner_texts()
+        titles = watched.page.locator(".group h2").all_inner_texts()
         assert [title.split()[-1] for title in titles] == ["1", "1", "1", "1", "1", "3", "3"]
         watched.go(view="overview", filter="induction>0.5")
         assert watched.page.locator("button.head").count() == 1

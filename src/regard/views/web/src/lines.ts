@@ -268,7 +268,7 @@ export class LinesView implements View {
         el(
           "section",
           { class: "layer" },
-          el("h3", { title: layer.name }, names[at]),
+          el("h2", { title: layer.name }, names[at]),
           el("div", { class: "heads" }, ...cells),
         ),
       );

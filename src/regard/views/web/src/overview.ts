@@ -293,7 +293,7 @@ export class OverviewView implements View {
       const sections = waits ? [] : this.groups(chosen).map(([name, heads]) => {
         const row = el("div", { class: "heads flat" });
         arrange(row, heads.map(({ element }) => element));
-        return el("section", { class: sort === "role" ? "layer group" : "island" }, el("h3", {}, ...name), row);
+        return el("section", { class: sort === "role" ? "layer group" : "island" }, el("h2", {}, ...name), row);
       });
       arrange(this.grid, sections);
       if (waits) this.grid.append(notice(this.atlas.missing || "comparing the heads …"));
@@ -337,7 +337,7 @@ export class OverviewView implements View {
   private row(layer: number, heads: HTMLElement[]): HTMLElement {
     let row = this.rows.get(layer);
     if (!row) {
-      const name = el("h3", { title: this.app.capture.layers[layer].name }, this.names[layer]);
+      const name = el("h2", { title: this.app.capture.layers[layer].name }, this.names[layer]);
       row = el("section", { class: "layer" }, name, el("div", { class: "heads" }));
       this.rows.set(layer, row);
     }
@@ -353,7 +353,7 @@ export class OverviewView implements View {
     return el(
       "section",
       { class: "layer ruler", "aria-hidden": "true" },
-      el("h3", {}, "layer ↓ head →"),
+      el("h2", {}, "layer ↓ head →"),
       el("div", { class: "heads" }, ...numbers.map((head) => el("span", {}, head))),
     );
   }

@@ -171,6 +171,7 @@ export class Shell {
       ),
     );
     rebuild(this.tabs, ...tabs);
+    this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
   private drawBar(): void {
