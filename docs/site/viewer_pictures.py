@@ -1,7 +1,7 @@
-"""Draw the pictures of the viewer in the docs: `python docs/site/viewer_pictures.py docs/images`.
+"""Draw the pictures of the viewer in the docs: `python docs/site/viewer_pictures.py docs/images runs/demo`.
 
-The models are all-MiniLM-L6-v2 and SmolLM2-135M-Instruct, whose weights the set-up installs from the package index. The
-script needs playwright and chromium.
+The models are all-MiniLM-L6-v2 and SmolLM2-135M-Instruct, whose weights the set-up installs from the package index, and
+two of those that `make demo` trained in the second folder. The script needs playwright and chromium.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -40,6 +40,11 @@ PICTURES: dict[str, dict[str, Any]] = {
     "viewer_text": {"view": "text", "layer": 17, "head": 3, "chosen": "34,34"},
     "viewer_lines": {"view": "lines", "layer": 11, "shown": "1"},
     "viewer_flow": {"view": "flow", "chosen": "36,36"},
+}
+
+DEMO: dict[str, tuple[str, dict[str, Any]]] = {
+    "viewer_alignment": ("dates-rnn.html", {"view": "alignment"}),
+    "viewer_images": ("shapes.html", {"view": "images"}),
 }
 
 
@@ -80,6 +85,14 @@ def sentence_encoder() -> Tape:
     return tape
 
 
+def opened(browser: Browser, address: str) -> Page:
+    """Open a viewer or a page of it."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page.goto(address)
+    page.wait_for_selector(".stage > *")
+    return page
+
+
 def draw(page: Page, state: dict[str, Any], path: Path) -> None:
     """Save the picture of a state of the viewer, once nothing is waited for."""
     page.evaluate("hash => { location.hash = hash }", "&".join(f"{name}={value}" for name, value in state.items()))
@@ -92,8 +105,8 @@ def draw(page: Page, state: dict[str, Any], path: Path) -> None:
     print(path)
 
 
-def main(folder: Path) -> None:
-    """Draw all pictures into a folder."""
+def main(folder: Path, demo: Path) -> None:
+    """Draw all pictures into a folder; `demo` is the folder of `regard demo`."""
     logging.disable_progress_bar()
     one, other = language_model()
     sessions: list[tuple[tuple[Tape, ...], dict[str, dict[str, Any]]]] = [
@@ -107,14 +120,14 @@ def main(folder: Path) -> None:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         for tapes, states in sessions:
             with view(*tapes, name="look", open_browser=False, port=0) as viewer:
-                page = browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-                page.goto(viewer.url)
-                page.wait_for_selector(".stage > *")
+                page = opened(browser, viewer.url)
                 for name, state in states.items():
                     draw(page, state, folder / f"{name}.png")
                 page.close()
+        for name, (file, state) in DEMO.items():
+            draw(opened(browser, (demo / file).resolve().as_uri()), state, folder / f"{name}.png")
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -108,7 +108,7 @@ def demo(
 ) -> None:
     """Train four small models with attention on built-in data, and show their attention.
 
-    DemoExample:
+    Example:
 
         regard demo --out runs/demo
 
