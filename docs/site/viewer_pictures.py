@@ -44,7 +44,7 @@ PICTURES: dict[str, dict[str, Any]] = {
 
 DEMO: dict[str, tuple[str, dict[str, Any]]] = {
     "viewer_alignment": ("dates-rnn.html", {"view": "alignment"}),
-    "viewer_images": ("shapes.html", {"view": "images"}),
+    "viewer_images": ("shapes.html", {"view": "images", "head": 2, "chosen": "7,7"}),
 }
 
 

@@ -338,7 +338,8 @@ def test_a_patch_shows_where_it_looks(chromium):
         place, _, weight = watched.text(".subject output").partition(": ")
         assert place == "patch 3, 5"
         assert float(weight) == pytest.approx(float(A[14, 24]), rel=6e-4)
-        assert watched.page.locator(".images .heads canvas").count() == 3
+        assert watched.page.locator(".images .heads canvas").count() == 1 + 3  # the picture, and each head
+        assert any(len(set(colour)) > 1 for colour in watched.colours(".images .heads canvas"))  # in its colours
 
 
 def test_two_captures_stand_side_by_side_with_their_difference(chromium, tape):

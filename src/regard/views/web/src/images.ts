@@ -12,6 +12,8 @@ import { several } from "./several";
 import type { Head, Links, Picture } from "./source";
 import type { State } from "./state";
 
+const LARGE_PIXELS = 4; // a pixel of the picture that takes as many on screen is drawn as a square
+
 export class ImagesView implements View {
   readonly keys: Record<string, () => void> = {
     ArrowLeft: () => this.step(-1),
@@ -26,6 +28,7 @@ export class ImagesView implements View {
   private readonly legend = new Legend();
   private readonly body = el("div", { class: "images" });
   private stop = new AbortController();
+  private image: HTMLImageElement | null = null;
   private grey: HTMLCanvasElement | null = null;
   private opened = "";
   private asked = "";
@@ -100,6 +103,7 @@ export class ImagesView implements View {
       const image = new Image();
       image.src = await this.app.source.picture(state.capture, picture);
       await image.decode();
+      this.image = image;
       this.grey = inGrey(image);
       fill(
         this.body,
@@ -154,7 +158,16 @@ export class ImagesView implements View {
         el("span", { class: "name" }, about),
       );
     });
-    fill(this.heads, ...cells);
+    fill(this.heads, this.plain(), ...cells);
+  }
+
+  /** The picture itself, in its colours. */
+  private plain(): HTMLElement | null {
+    const { patches, image } = this;
+    if (!patches || !image) return null;
+    const canvas = el("canvas");
+    drawn(canvas, image, patches, 132);
+    return el("div", { class: "head" }, el("span", { class: "thumb" }, canvas), el("span", { class: "name" }, "the picture"));
   }
 
   /** The picture in grey under the weights of its patches, the asking patch framed. */
@@ -162,11 +175,7 @@ export class ImagesView implements View {
     const { patches, grey } = this;
     const links = this.links.get(head);
     if (!patches || !grey || !links) return null;
-    const scale = (size * devicePixelRatio) / Math.max(patches.width, patches.height);
-    [canvas.width, canvas.height] = [Math.round(patches.width * scale), Math.round(patches.height * scale)];
-    canvas.style.width = `${canvas.width / devicePixelRatio}px`;
-    const context = canvas.getContext("2d")!;
-    context.drawImage(grey, 0, 0, canvas.width, canvas.height);
+    const context = drawn(canvas, grey, patches, size);
     const weights = links.weight.subarray(patches.special);
     const ramp = new Ramp(
       this.app.state.palette,
@@ -259,6 +268,17 @@ export class ImagesView implements View {
   private step(by: number): void {
     this.choose(Math.max(0, Math.min(this.app.layer.n_i - 1, this.query + by)));
   }
+}
+
+/** Draw a picture whose longer side takes `size` pixels. A small one keeps the squares of its pixels. */
+function drawn(canvas: HTMLCanvasElement, picture: CanvasImageSource, { width, height }: Picture, size: number): CanvasRenderingContext2D {
+  const scale = (size * devicePixelRatio) / Math.max(width, height);
+  [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
+  canvas.style.width = `${canvas.width / devicePixelRatio}px`;
+  const context = canvas.getContext("2d")!;
+  context.imageSmoothingEnabled = scale < LARGE_PIXELS;
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  return context;
 }
 
 function inGrey(image: HTMLImageElement): HTMLCanvasElement {
