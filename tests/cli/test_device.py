@@ -11,7 +11,7 @@ import torch
 from tests.cli.commands import SMALL, run, well
 from tests.cli.test_commands import TRAINED, USED
 
-WITHOUT = {"average", "bench"}  # run no model
+WITHOUT = {"average", "bench", "check"}  # run no model, or only a few made-up tokens of it
 FEW = " ".join(map(str, SMALL))
 LINES = {
     "train translation": "train translation --pairs {files}/a.tsv --valid-pairs {files}/a.tsv --heads 2 --out {out}",
@@ -40,6 +40,7 @@ LINES = {
     "score language": "score {writer} --text {files}/a.en",
     "score summarization": "score {summarizer} --documents {files}/news --summaries {files}/headlines",
     "score captioning": "score {captioner} --captions {files}/captions.tsv --images {files}/scenes",
+    "compare": "compare {translator} {recurrent} --pairs {files}/a.tsv --samples 100",
     "look": "look {translator} --text {files}/a.de --out {out}.safetensors",
     "look language": "look {writer} --text {files}/line --out {out}.safetensors",
     "look classification": "look {critic} --text {files}/line --out {out}.safetensors",
