@@ -88,9 +88,15 @@ LARGE = [shape for shape in SHAPES if shape.i * shape.j > 1000]
 
 
 def group(number: int, case: Case, shape: Shape, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
-    """One large shape of each case is in the core: in float64, and not where the search for a support takes seconds."""
-    is_core = dtype == torch.float64 and case.smooth and shape == LARGE[number % len(LARGE)]
-    return [pytest.mark.thorough] if shape in LARGE and not is_core else []
+    """The core has single and double precision, and one large shape of each case, in double precision alone.
+
+    It has none where the search for a support takes seconds.
+    """
+    if shape in LARGE:
+        is_core = dtype == torch.float64 and case.smooth and shape == LARGE[number % len(LARGE)]
+    else:
+        is_core = dtype in (torch.float64, torch.float32)
+    return [] if is_core else [pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from matplotlib.image import imread
 
 from regard.data import questions
 from regard.lens import Tape
 from regard.tasks.answering import Answerer, Asking
 from tests.cli.commands import SMALL, TEXTS, run, well
+
+pytestmark = pytest.mark.commands
 
 BRIDGE = TEXTS[1][0]
 

@@ -12,6 +12,8 @@ from matplotlib.image import imread
 from regard.cli.attention_output import check_fits, check_single_input, max_examples
 from tests.cli.commands import SOURCE, run, well
 
+pytestmark = pytest.mark.commands
+
 LINES = "".join(f"{line}\n" for line in SOURCE)
 
 

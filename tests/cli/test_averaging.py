@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from regard.train import checkpoint
 from tests.cli.commands import run, well
+
+pytestmark = pytest.mark.commands
 
 
 def test_averages_are_of_the_last_checkpoints_of_a_run(translator, tmp_path):

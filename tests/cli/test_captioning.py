@@ -12,6 +12,8 @@ from regard.lens import Tape
 from regard.tasks.captioning import Describer
 from tests.cli.commands import SMALL, run, well
 
+pytestmark = pytest.mark.commands
+
 
 def test_images_have_a_caption_each(captioner, files):
     paths = [files / "scenes" / f"{n}.png" for n in range(3)]

@@ -9,6 +9,8 @@ import torch
 
 from tests.cli.commands import run, well
 
+pytestmark = pytest.mark.commands
+
 CODE = """
 import torch
 from torch import nn

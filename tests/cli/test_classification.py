@@ -13,6 +13,8 @@ from regard.tasks.classification import Classifier
 from tests.cli.commands import SMALL, run, well
 from tests.cli.tiny_datasets import REVIEWS
 
+pytestmark = pytest.mark.commands
+
 DIGITS = ("--images", "{files}/digits.npz")
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.cli.commands import run, well
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.fixture
 def pairs(files):

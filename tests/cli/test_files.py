@@ -16,6 +16,8 @@ from regard.data import DataWarning
 from regard.train import ResourceError
 from tests.cli.commands import HEADLINES, NEWS, SOURCE, TARGET, run
 
+pytestmark = pytest.mark.commands
+
 ONTO = {
     "an image with where a classifier looked": "classify {seer} {tmp}/0.png --attention {tmp}/0.png",
     "an image with where words looked": "caption {captioner} {tmp}/0.png --attention {tmp}/0.png",

@@ -12,6 +12,8 @@ from regard.tasks.fine_tuning import FineTuning
 from regard.train import checkpoint
 from tests.cli.commands import SMALL, SOURCE, TARGET, run, well
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.fixture
 def other(tmp_path):

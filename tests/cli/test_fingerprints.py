@@ -11,6 +11,8 @@ from regard.cli import fingerprints
 from regard.cli.fingerprints import digest
 from tests.cli.commands import SMALL, run, well
 
+pytestmark = pytest.mark.commands
+
 KEPT = "error: a resumed run must continue with the same training data, but this differs: "
 ANEW = "; give the same data, or give --out a new folder to train another model\n"
 

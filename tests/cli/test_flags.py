@@ -9,6 +9,8 @@ import pytest
 from regard.cli.flags import Flag, with_flag_names
 from tests.cli.commands import SMALL, run, well
 
+pytestmark = pytest.mark.commands
+
 FLAGS = [
     Flag("vocabulary", "kind", "--tokenizer", str, ""),
     Flag("model", "kind", "--model", str, ""),

@@ -11,6 +11,8 @@ from regard.lens import Tape
 from regard.tasks.language import LanguageModel
 from tests.cli.commands import SMALL, TARGET, run, well
 
+pytestmark = pytest.mark.commands
+
 
 def test_a_text_goes_on_from_its_prompt(writer):
     flags = ["--prompt", "the ", "--tokens", 9, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3]

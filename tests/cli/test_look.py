@@ -21,6 +21,8 @@ from regard.lens import Tape
 from regard.tasks.language import LanguageModel
 from tests.cli.commands import run
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.fixture(scope="module")
 def language_run(tmp_path_factory):

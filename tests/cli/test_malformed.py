@@ -16,6 +16,8 @@ import pytest
 
 from tests.cli.commands import run
 
+pytestmark = pytest.mark.commands
+
 TABLE = tomllib.loads(Path(__file__).with_name("malformed.toml").read_text(encoding="utf8"))
 CASES = [(name, *case) for cases in TABLE["cases"].values() for name, case in cases.items()]
 

@@ -10,6 +10,8 @@ import pytest
 from regard.cli.runs import EVALUATIONS, print_evaluation, print_scores, shared_flags, task_settings
 from tests.cli.commands import SMALL, run, well
 
+pytestmark = pytest.mark.commands
+
 
 def test_a_task_that_cannot_be_asked_is_named(translator):
     with pytest.raises(ValueError, match=r"is a run of the task 'translation', expected 'painting' or 'music'"):

@@ -6,6 +6,8 @@ import base64
 import json
 import shlex
 
+import pytest
+
 from regard.serving import serve
 from regard.serving.endpoints import endpoint_of
 from regard.serving.http_server import Server
@@ -17,6 +19,8 @@ from regard.tasks.summarization import Summarizer
 from regard.tasks.translation import Translator
 from tests.cli.commands import NEWS, SOURCE, TEXTS, run, well
 from tests.serving.conftest import ask
+
+pytestmark = pytest.mark.commands
 
 
 def answers(folder, body):

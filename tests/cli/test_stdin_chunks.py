@@ -12,6 +12,8 @@ import pytest
 from regard.cli import stdin_chunks
 from regard.data import DataError
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.mark.parametrize(("typed", "sizes"), [(False, [3]), (True, [1, 1, 1])])
 def test_lines_that_someone_types_are_answered_one_by_one(typed, sizes, monkeypatch):

@@ -12,6 +12,8 @@ from regard.lens import Tape
 from regard.tasks.summarization import Summarizer
 from tests.cli.commands import HEADLINES, NEWS, SMALL, well
 
+pytestmark = pytest.mark.commands
+
 LINES = "".join(f"{line}\n" for line in NEWS)
 PAIRS = [Pair(*both) for both in zip(NEWS, HEADLINES, strict=True)]
 

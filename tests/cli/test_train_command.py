@@ -13,6 +13,8 @@ from regard.cli.train_command import flags_by_panel, make_plan, plan_to_json, re
 from regard.cli.training_flags import Training
 from tests.cli.commands import SMALL, run, well
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.mark.parametrize(("name", "marked"), [("plan.toml", False), ("plan.json", False), ("plan.json", True)])
 def test_a_config_file_says_what_flags_say_and_flags_override_it(name, marked, files, tmp_path):

@@ -14,6 +14,8 @@ from regard.tasks.pairs import Draft
 from regard.tasks.translation import Translator
 from tests.cli.commands import SMALL, SOURCE, TARGET, run, well
 
+pytestmark = pytest.mark.commands
+
 LINES = "".join(f"{line}\n" for line in SOURCE)
 
 

@@ -13,6 +13,8 @@ from regard.kernels import row_divergences as kernel
 from regard.ops.fused import kernel_divergences as fused
 from tests.kernels.judged import FEW, TERMS, moved
 
+pytestmark = pytest.mark.interpreter
+
 KINDS = ("kl", "js", "mse", "dot")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -55,7 +57,7 @@ def wide(name):
     ("name", "kind"),
     [
         *((name, "kl") for name in TERMS),
-        *(pytest.param(name, kind, marks=pytest.mark.interpreter) for name in FEW for kind in KINDS[1:]),
+        *((name, kind) for name in FEW for kind in KINDS[1:]),
     ],
 )
 def test_terms_of_one_pattern_have_the_divergence_of_their_matrices(kind, name, small_tiles):
@@ -79,7 +81,7 @@ BANDS = [
 
 
 @pytest.mark.parametrize(("one", "other"), BANDS)
-@pytest.mark.parametrize("kind", ["kl", pytest.param("mse", marks=pytest.mark.interpreter)])
+@pytest.mark.parametrize("kind", ["kl", "mse"])
 def test_bands_and_lengths_may_differ_between_the_sides(kind, one, other, small_tiles):
     (A, B), (a, b), *_ = pair(small_tiles, TERMS[one], TERMS[other])
     assert fused.objections(A.call, B.call) == []
@@ -93,7 +95,6 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.interpreter
 @pytest.mark.parametrize(("one", "other"), GRADIENTS)
 @every_kind
 def test_gradients_of_both_sides_are_those_of_the_definition(kind, one, other, small_tiles):
@@ -108,7 +109,6 @@ def test_gradients_of_both_sides_are_those_of_the_definition(kind, one, other, s
         torch.testing.assert_close(x.cpu().double(), y, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.interpreter
 @pytest.mark.parametrize("terms", [{}, {"bias": R.Alibi(1)}, {"bias": R.Relative.t5(torch.randn(1, 32))}], ids=repr)
 def test_one_head_is_compared_with_each_of_the_others(terms, small_tiles):
     (A, B), (a, b), ours, exact = pair(small_tiles, TERMS["causal"], {"mask": R.Causal(), **terms}, grad=True, heads=1)
