@@ -237,7 +237,7 @@ class TestFlexAttention:
         close(attend(q, k, v, mask=mask), self.flex(q, k, v, mask_mod=mask))
 
     @pytest.mark.libraries
-    @pytest.mark.parametrize("name", masks(I, J))
+    @pytest.mark.parametrize("name", [name for name in masks(I, J) if name != "Neighborhood"])  # which is of one grid
     def test_a_bound_mask_is_a_mask_mod_for_unequal_lengths(self, name):
         mask = masks(I, J)[name]
         q, k, v = qkv()

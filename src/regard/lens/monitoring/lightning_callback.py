@@ -11,6 +11,8 @@ from typing import Any
 from .monitor import Monitor
 
 PACKAGE = "lightning.pytorch" if find_spec("lightning") is not None else "pytorch_lightning"
+if find_spec(PACKAGE.partition(".")[0]) is None:
+    raise ImportError("LightningMonitor needs Lightning; install it with pip install lightning")
 LightningCallback: Any = import_module(PACKAGE).Callback
 
 
