@@ -122,7 +122,7 @@ def test_continuous_integration_runs_the_core_and_its_groups_within_25_minutes()
     [command] = [line for line in lines if line.startswith("make test-group")]
     run = re.search(r"GROUP='([^']*)'", command)[1].split(" or ")
     assert sorted(run) == sorted(name for name in NAMES if GROUPS[name]["ci"])
-    assert sum(group["minutes"] for group in GROUPS.values() if group["ci"]) < 25
+    assert sum(group["minutes"] for group in GROUPS.values() if group["ci"]) <= 25
 
 
 def test_the_core_takes_at_most_eight_minutes():

@@ -16,7 +16,6 @@ from tests.kernels.judged import FEW, TERMS, moved
 pytestmark = pytest.mark.interpreter
 
 KINDS = ("kl", "js", "mse", "dot")
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture
