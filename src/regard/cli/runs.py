@@ -120,7 +120,7 @@ def shared_flags(settings: Mapping[str, Any]) -> dict[str, list[Flag]]:
 
 
 def task_settings(settings: Mapping[str, Any], folders: Sequence[Path], given: Mapping[Flag, Any]) -> Any:
-    """Return the settings that the flags make, for the task of these runs; raise for a flag of another task."""
+    """Return the settings made of the flags for the task of the runs; raise for a flag of another task."""
     task = task_of_run(settings, folders[0])
     checkpoint = run_folder.open_run(folders[0])
     known = [flag.name for flag in flags_of(task, settings[task])]

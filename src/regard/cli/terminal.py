@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-SECONDS_BETWEEN_LINES = 10.0  # of progress, if standard error is not a terminal
+SECONDS_BETWEEN_LINES = 10.0  # how often progress is printed if standard error is not a terminal
 
 
 def is_main_process() -> bool:
-    """Whether this process prints: the first of those that torchrun started, or the only one."""
+    """Whether this process prints: the first process that torchrun started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -28,7 +28,7 @@ def has_cache(adapter: CallAdapter) -> bool:
 
 
 def run_cached(adapter: CallAdapter, x: Tensor, sizes: list[int]) -> CachedRun | str:
-    """Read x in pieces of these sizes; return the outputs, or the reason why no cache could be used."""
+    """Read x in pieces of the given sizes; return the outputs, or the reason why no cache could be used."""
     errors = []
     for way in (_own_cache, _returned_cache, _start_position):
         with _PositionLookups(adapter.module) as lookups:

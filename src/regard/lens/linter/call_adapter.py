@@ -318,7 +318,7 @@ class CallAdapter:
 
 
 def _number(module: nn.Module, config: Any, names: Sequence[str]) -> int | None:
-    """Return the first of these attributes that is a number, of the module, its config or its submodules."""
+    """Return the first attribute among `names` that is a number, in the module, its config or its submodules."""
     for each in (module, config, *module.modules()):
         for name in names:
             value = getattr(each, name, None)

@@ -40,7 +40,7 @@ def rising_logit(history: HeadHistory, *, bound: float = 50.0, rises: int = 2) -
 
 
 def collapsed_entropy(history: HeadHistory, *, below: float = 0.05, drop: float = 10.0) -> list[HeadEvent]:
-    """Find heads whose mean entropy fell below `below` nats, from `drop` times as much or more at an earlier step.
+    """Find heads whose mean entropy fell below `below` nats and was at least `drop` times higher at an earlier step.
 
     Queries of such a head attend to one key each (entropy collapse, Zhai et al. 2023). It has recovered at twice
     `below`.
