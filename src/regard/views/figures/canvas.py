@@ -62,6 +62,13 @@ class Paper(Figure):
 
     provenance = ""
 
+    def set_layout_engine(self, layout: Any = None, **options: Any) -> None:
+        """Set what arranges the figure; None is nothing, whatever the user's style.
+
+        matplotlib passes None when it has saved a figure that nothing arranges.
+        """
+        super().set_layout_engine("none" if layout is None else layout, **options)
+
     def savefig(self, fname: Any, **options: Any) -> None:
         """Write the figure to a file; the options are those of matplotlib."""
         suffix = Path(fname).suffix[1:] if isinstance(fname, str | PathLike) else ""
