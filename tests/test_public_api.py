@@ -48,7 +48,7 @@ def test_shapes_in_signatures_hold_when_checked():
     code = """
 from jaxtyping import install_import_hook
 with install_import_hook("regard.ops.operator", "beartype.beartype"):
-    import torch, regard
+    import torch, regard, regard.ops.operator
 q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 3)
 assert regard.attend(q, k, v, mask=regard.Causal(), bias=regard.Alibi(4)).shape == (2, 4, 5, 3)
 assert regard.attend(q[None], k[None], v[None]).shape == (1, 2, 4, 5, 3)
