@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import socket
 
 import pytest
 import torch
 
-from regard.cli.run_view import is_run, read_run, write_plot
+from regard.cli.run_view import is_run, read_heads, read_run, write_plot
+from regard.lens import HeadHistory
 from regard.train import Recipe, Shuffled, fit
 
 from .commands import run as command
@@ -56,7 +58,34 @@ def test_offline_page_of_a_run_has_its_curves(run, tmp_path):
     done = command("view", run, "--html", tmp_path / "line.html")
     assert done.code == 0
     data = re.search(r'id="data">(.*?)</script>', (tmp_path / "line.html").read_text(), re.DOTALL)[1]
-    assert json.loads(data)["panels"][0]["name"] == "loss"
+    assert json.loads(data)["run"]["panels"][0]["name"] == "loss"
+    assert json.loads(data)["heads"] is None
+
+
+def test_a_copy_with_a_folder_in_place_of_the_link_has_the_same_best_step(run, tmp_path):
+    shutil.copytree(run, tmp_path / "copy")  # it follows links
+    assert not (tmp_path / "copy" / "best").is_symlink()
+    assert read_run(tmp_path / "copy").best == 2
+
+
+def test_heads_of_a_monitor_are_in_the_page_and_not_among_the_curves(run, tmp_path):
+    folder = tmp_path / "watched"
+    shutil.copytree(run, folder)
+    history = HeadHistory(("logit",))
+    history.save(folder)
+    assert read_run(folder).heads_version is None
+    versions = []
+    for step in (1, 3):
+        history.add(step, {"a": {"logit": torch.tensor([2.5])}})
+        history.append_to(folder)
+        versions.append(read_run(folder).heads_version)
+    assert len({*versions, None}) == 3
+    assert read_run(folder).curves == read_run(run).curves
+    assert read_heads(folder).steps == [1, 3]
+    assert write_plot(folder).exists()
+    assert command("view", folder, "--html", tmp_path / "heads.html").code == 0
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "heads.html").read_text(), re.DOTALL)[1]
+    assert json.loads(data)["heads"]["measures"][0]["values"] == [[2.5, 2.5]]
 
 
 def test_flags_of_captures_and_folders_without_a_log_are_refused(run, tmp_path):

@@ -234,6 +234,7 @@ def test_curves_are_the_numbers_of_the_tables(tmp_path):
     with (tmp_path / "log.csv").open("a") as file:
         file.write("40,0.")  # a line that is being written
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "heads.csv").write_text("step,layer,head,logit\n1,a,0,2.5\n")  # a monitor's, not a logger's
     curves = read_curves(tmp_path)
     assert list(curves) == ["training/loss", "training/rate", "evaluation/bleu", "mine/x/0", "mine/x/1"]
     assert curves["training/loss"][0] == [10, 20, 30]

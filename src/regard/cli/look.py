@@ -15,7 +15,7 @@ from ..train.failures import disk_errors
 from .attention_output import TAPE
 from .device import Device
 from .files import check_writable
-from .run_view import is_run, read_run
+from .run_view import is_run, read_heads, read_run
 from .terminal import print_status, progress
 
 SAMPLE_TEXT = "My lord, the king is come, and with the king my lord the duke; good night, my lord, good night."
@@ -253,12 +253,20 @@ def _view_run(
 
     if html is not None:
         check_writable(html, run, flag="--html", ends=(".html", ".htm"))
-        page = run_page(read_run(run))
+        state = read_run(run)
+        page = run_page(state, read_heads(run) if state.heads_version is not None else None)
         with disk_errors(html, then="try again"):
             page.save(html)
         print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         return
-    viewer = serve_run(partial(read_run, run), host=host, port=port, allow_host=allow_host, open_browser=browser)
+    viewer = serve_run(
+        partial(read_run, run),
+        partial(read_heads, run),
+        host=host,
+        port=port,
+        allow_host=allow_host,
+        open_browser=browser,
+    )
     print_status("press Ctrl-C to stop the viewer")
     viewer.wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from io import BytesIO
 from pathlib import Path
@@ -13,10 +14,12 @@ from ..train.run_lock import trainer_of
 from ..train.training_state import RECIPE
 
 if TYPE_CHECKING:
+    from ..lens import HeadHistory
     from ..views.run_page.run_document import RunState
 
 PLOT = "curves.png"
 PLAN_FILE = "plan.json"
+HEAD_TABLES = ("heads.csv", "head_events.csv")  # of a monitor
 
 
 def write_plot(run: Path) -> Path:
@@ -34,8 +37,8 @@ def read_run(run: Path) -> RunState:
     from ..views.run_page.run_document import RunState
 
     curves = read_curves(run)
-    trainer = trainer_of(run)
-    if not curves and trainer is None:
+    trainer, heads = trainer_of(run), _version_of_heads(run)
+    if not curves and heads is None and trainer is None:
         raise ValueError(
             f"{run} holds no log.csv with a row; name the folder of a run that logs CSV tables, or a capture of "
             "regard look"
@@ -51,7 +54,26 @@ def read_run(run: Path) -> RunState:
         best=_best_step(run),
         trainer=None if trainer is None else str(trainer),
         updated=max(changes, default=None),
+        heads_version=heads,
     )
+
+
+def read_heads(run: Path) -> HeadHistory:
+    """Return the history of heads of a run that was trained with --monitor."""
+    from ..lens import HeadHistory
+
+    return HeadHistory.load(run)
+
+
+def _version_of_heads(run: Path) -> str | None:
+    """Return a text that changes when a monitor writes to the run; None if it has not watched a step yet."""
+    table = run / HEAD_TABLES[0]
+    if not table.exists():
+        return None
+    with table.open(encoding="utf8") as file:
+        watched = len(file.readlines(4096)) > 1  # below the names of the columns
+    sizes = [path.stat().st_size for name in HEAD_TABLES if (path := run / name).exists()]
+    return "-".join(map(str, sizes)) if watched else None
 
 
 def is_run(folder: Path) -> bool:
@@ -60,8 +82,17 @@ def is_run(folder: Path) -> bool:
 
 
 def _best_step(run: Path) -> int | None:
+    """Return the step of the best checkpoint; a copy of a run may hold a folder in place of the link to it."""
     best = run / checkpoints.BEST
-    return checkpoints.step_of(best.resolve()) if best.exists() else None
+    if best.is_symlink() and best.exists():
+        return checkpoints.step_of(best.resolve())
+    manifest = best / checkpoints.MANIFEST
+    same = [
+        path
+        for path in checkpoints.all_checkpoints(run)
+        if manifest.exists() and (path / manifest.name).exists() and filecmp.cmp(manifest, path / manifest.name, False)
+    ]
+    return checkpoints.step_of(same[0]) if same else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -238,14 +238,14 @@ class Table:
 def read_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
     """Return steps and values by name from the CSV tables of a run, `training/loss` for instance.
 
-    The last line is left out while it is being written.
+    The last line is left out while it is being written, and so are tables with text in them, such as a monitor's.
     """
     curves: dict[str, tuple[list[int], list[float]]] = {}
     groups = {file: group for group, file in TABLES.items()}
     for path in sorted(run.glob("*.csv"), key=lambda path: ([*groups, path.name].index(path.name), path.name)):
         text = path.read_text(encoding="utf8")
         rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
-        if not rows or rows[0][:1] != ["step"]:
+        if not rows or rows[0][:1] != ["step"] or not all(map(_is_number, itertools.chain(*rows[1:2]))):
             continue  # the file is not a table of a logger
         group = groups.get(path.name, path.stem)
         for row in rows[1:]:
@@ -255,3 +255,12 @@ def read_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
                     steps.append(int(row[0]))
                     values.append(float(value))
     return curves
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell of a table is a number, or blank."""
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return True

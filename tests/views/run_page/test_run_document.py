@@ -1,10 +1,13 @@
-"""The document of a run page, and the data in it."""
+"""The document of a run page, the data in it, and what a browser shows."""
 
-import base64
-import hashlib
 import json
 import re
 
+import pytest
+import torch
+
+from regard.lens import HeadEvent, HeadHistory
+from regard.views.heads_page.heads_document import heads_to_json
 from regard.views.run_page.run_document import MAX_POINTS, RunState, run_page, to_json
 
 
@@ -33,17 +36,61 @@ def test_long_lines_are_means_of_rows_and_say_so():
     assert (line["steps"][-1], line["values"][-1]) == (n, n - 1.5)
 
 
-def test_offline_page_runs_its_own_script_only_and_escapes_names():
-    page = run_page(state(name="</script><b>", settings={"<i>": {"a": "</script>"}})).text
+def test_offline_page_holds_the_run_and_its_heads_and_escapes_names():
+    named = state(name="</script><b>", settings={"<i>": {"a": "</script>"}}, heads_version="9")
+    page = run_page(named, history()).text
     assert "</script><b>" not in page
     assert "<b>" not in page
-    policy = re.search(r'content-security-policy" content="([^"]*)"', page)[1]
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    blocks = re.findall(r"<script>(.*?)</script>|<style>(.*?)</style>", page, re.DOTALL)
-    assert len(blocks) == 2
-    for texts in blocks:
-        digest = base64.b64encode(hashlib.sha256("".join(texts).encode()).digest()).decode()
-        assert f"'sha256-{digest}'" in policy
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
-    assert json.loads(data) == to_json(state(name="</script><b>", settings={"<i>": {"a": "</script>"}}))
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["run"] == to_json(named)
+    assert data["heads"] == heads_to_json(history())
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
+
+
+def test_page_of_a_run_that_was_not_watched_has_no_heads():
+    for page in (run_page(state()), run_page(state(), HeadHistory(("logit",)))):
+        assert '"heads": null' in page.text
+
+
+def history():
+    found = HeadHistory(("logit",), [HeadEvent(11, "logit", "a", 1, 60.0, "large")])
+    for step in (1, 11, 21):
+        found.add(step, {"a": {"logit": torch.tensor([1.0, step + 0.5])}})
+    return found
+
+
+def read_tab(page, name):
+    page.click(f"#tab-{name}")
+    return page.inner_text(f"#{name}")
+
+
+@pytest.mark.browser
+def test_tabs_of_an_offline_page_show_curves_and_heads(chromium, tmp_path):
+    run_page(state(heads_version="9"), history()).save(tmp_path / "run.html")
+    page, wrong = chromium.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.goto((tmp_path / "run.html").as_uri())
+    assert page.inner_text("#panels h2") == "loss"
+    assert "training 1 at 30" in page.inner_text("#panels .values").replace("\n", " ")
+    assert "step 30 of 40 · best checkpoint: step 30" in page.inner_text("#state")
+    assert "1 value is not finite" in page.inner_text("#panels")
+    assert "largest logit" in read_tab(page, "heads")
+    canvas = page.locator("#heads canvas")
+    box = canvas.bounding_box()
+    canvas.click(position={"x": box["width"] / 2, "y": box["height"] * 0.75})  # the second of three steps
+    assert page.inner_text("#heads .cell") == "step 11 · a, head 1 · logit 11.5"
+    assert page.inner_text("#heads .step h2") == "Step 11"
+    assert page.inner_text("#heads .step tr:last-child").split("\t") == ["a, head 1", "11.5"]
+    assert page.inner_text("#heads .events td:last-child") == "large"
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#heads .step h2") == "Step 21"
+    page.focus("#tab-heads")
+    page.keyboard.press("ArrowLeft")
+    assert page.is_visible("#panels")
+    assert not page.is_visible("#heads")
+    page.goto((tmp_path / "run.html").as_uri() + "#heads")
+    page.reload()
+    assert page.is_visible("#heads canvas")
+    assert wrong == []
+    page.close()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import json
 import math
 from importlib.resources import files
 from pathlib import Path
@@ -14,8 +11,11 @@ from typing import Any
 from ...lens.monitoring.head_history import HeadHistory
 from ..export import Page
 from ..figures.timeline import LABELS, WithHistory, as_history, panel_of_event, stack_heads
+from ..inline_document import inline_document
 
 MAX_STEPS = 1000  # columns of a map; of a longer history every n-th step is kept, and those with events
+MAX_NUMBERS = 1_000_000  # of all maps; a model of many heads has fewer columns,
+MIN_STEPS = 100  # but not fewer than these
 
 
 def heads_page(history: HeadHistory | WithHistory | str | Path, *, title: str = "heads") -> Page:
@@ -34,24 +34,14 @@ def heads_page(history: HeadHistory | WithHistory | str | Path, *, title: str = 
     history = as_history(history)
     if not len(history):
         raise ValueError("the history has no step yet; watch at least one, with monitor: ...")
-    data = json.dumps(_to_json(history), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    script, style = _read_asset("heads_page.js"), _read_asset("heads_page.css")
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
-    text = (
-        _read_asset("heads_page.html")
-        .replace("TITLE", html.escape(title))
-        .replace('<meta name="policy">', f'<meta http-equiv="content-security-policy" content="{policy}">')
-        .replace("</head>", f"<style>{style}</style>\n</head>")
-        .replace(
-            "</body>", f'<script type="application/json" id="data">{data}</script><script>{script}</script></body>'
-        )
-    )
-    return Page(text)
+    document = read_asset("heads_page.html").replace("TITLE", html.escape(title))
+    return Page(inline_document(document, read_asset, heads_to_json(history)))
 
 
-def _to_json(history: HeadHistory) -> dict[str, Any]:
-    """Return the data of the page; a number that is not finite is null."""
-    each = -(-len(history) // MAX_STEPS)
+def heads_to_json(history: HeadHistory) -> dict[str, Any]:
+    """Return the data of the maps; a number that is not finite is null."""
+    numbers = len(history.measures) * sum(map(history.heads, history.layers))
+    each = -(-len(history) // min(MAX_STEPS, max(MIN_STEPS, MAX_NUMBERS // numbers)))
     eventful = {event.step for event in history.events}
     kept = [n for n, step in enumerate(history.steps) if n % each == 0 or step in eventful]
     steps = [history.steps[n] for n in kept]
@@ -80,8 +70,10 @@ def _to_json(history: HeadHistory) -> dict[str, Any]:
         }
         for name in history.measures
     ]
+    about = repr(history).removeprefix("HeadHistory(").removesuffix(")")
+    drawn = f"; one in {each} is drawn, and those with events" if each > 1 else ""
     return {
-        "about": repr(history).removeprefix("HeadHistory(").removesuffix(")"),
+        "about": about + drawn,
         "steps": steps,
         "layers": [{"name": layer, "heads": history.heads(layer)} for layer in history.layers],
         "measures": measures,
@@ -93,10 +85,6 @@ def _number(x: float) -> float | None:
     return float(f"{x:.4g}") if math.isfinite(x) else None
 
 
-def _read_asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """Return a file of the page."""
     return files("regard.views.heads_page").joinpath(name).read_text(encoding="utf8")
-
-
-def _hash(text: str) -> str:
-    """Return the source of a Content-Security-Policy that allows this script or style."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import math
@@ -12,8 +10,12 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from ...lens.monitoring.head_history import HeadHistory
 from ..export import Page
 from ..figures.curves import Curve, curve_panels
+from ..heads_page.heads_document import heads_to_json
+from ..heads_page.heads_document import read_asset as read_heads_asset
+from ..inline_document import inline_document
 
 MAX_POINTS = 2000  # per line; more are drawn as means
 
@@ -29,27 +31,17 @@ class RunState:
     best: int | None = None  # step of the best checkpoint
     trainer: str | None = None  # the process that trains
     updated: float | None = None  # seconds since 1970 of the last row
+    heads_version: str | None = None  # of the history of heads: it changes with each step; None if there is none
 
 
-def run_page(state: RunState) -> Page:
-    """Return the page of a run as one file, with its curves as they are now."""
-    data = json.dumps(to_json(state), ensure_ascii=False).replace("<", "\\u003c")
-    script, style = read_asset("run_page.js"), read_asset("run_page.css")
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
-    text = (
-        document(state.name)
-        .replace('<meta name="policy">', f'<meta http-equiv="content-security-policy" content="{policy}">')
-        .replace('<link rel="stylesheet" href="run_page.css">', f"<style>{style}</style>")
-        .replace('<script src="run_page.js" defer></script>', "")
-        .replace(
-            "</body>", f'<script type="application/json" id="data">{data}</script><script>{script}</script></body>'
-        )
-    )
-    return Page(text)
+def run_page(state: RunState, heads: HeadHistory | None = None) -> Page:
+    """Return the page of a run as one file, with its curves, and the heads that a monitor watched, as they are now."""
+    maps = None if heads is None or not len(heads) else heads_to_json(heads)
+    return Page(inline_document(document(state.name), read_asset, {"run": to_json(state), "heads": maps}))
 
 
 def document(name: str) -> str:
-    """Return the HTML of the live page, which loads its script, its style and its data from the server."""
+    """Return the HTML of the live page, which loads its scripts, its styles and its data from the server."""
     return read_asset("run_page.html").replace("TITLE", html.escape(name))
 
 
@@ -70,11 +62,14 @@ def to_json(state: RunState) -> dict[str, Any]:
         "best": state.best,
         "trainer": state.trainer,
         "updated": state.updated,
+        "heads_version": state.heads_version,
     }
 
 
 def read_asset(name: str) -> str:
     """Return a file of the page."""
+    if name.startswith("head_maps."):
+        return read_heads_asset(name)
     return files("regard.views.run_page").joinpath(name).read_text(encoding="utf8")
 
 
@@ -94,8 +89,3 @@ def _shown_settings(group: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a section as text, without those that are left out."""
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in group.items()}
     return {key: text for key, text in texts.items() if text != "null"}
-
-
-def _hash(text: str) -> str:
-    """Return the source of a Content-Security-Policy that allows this script or style."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

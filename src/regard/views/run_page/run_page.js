@@ -1,12 +1,14 @@
 "use strict";
-// The curves of a run. Live, the data comes from the server every two seconds; offline, it is in the page.
+// The curves and heads of a run. Live, the data comes from the server every two seconds; offline, it is in the page.
 
 const POLL_MS = 2000;
 const MARGIN = { left: 52, right: 10, top: 8, bottom: 22 };
 const HEIGHT = 190;
 const OWN = { training: "var(--training)", evaluation: "var(--evaluation)" };
 const SVG = "http://www.w3.org/2000/svg";
-const stored = document.getElementById("data");
+const STOPPED = "the server has stopped; start regard view again";
+const embedded = document.getElementById("data");
+const stored = embedded ? JSON.parse(embedded.textContent) : null;
 const byId = (id) => document.getElementById(id);
 let data = null;
 let failed = null; // why the last request failed
@@ -212,6 +214,7 @@ function draw() {
   }
   const lastStep = Math.max(0, ...data.panels.flatMap((panel) => panel.lines.map((line) => line.steps.at(-1))));
   drawState(lastStep);
+  if (byId("curves").hidden) return;
   const pending = makeHtml("p", "No row of the log is written yet.");
   const sections = data.panels.map((panel) => drawPanel(panel, lastStep));
   const panels = byId("panels");
@@ -232,6 +235,60 @@ function update(before, after) {
   if (note) before.append(note);
 }
 
+// The tab of heads: its maps are drawn while it is shown, from data of the version that the run has now.
+const drawHeads = headMaps(byId("heads"));
+const tabs = ["curves", "heads"];
+let headsDrawn = null; // the version that is drawn
+let headsAsked = false; // whether a request is under way
+
+function openTab(name) {
+  for (const each of tabs) {
+    const tab = byId(`tab-${each}`);
+    tab.setAttribute("aria-selected", String(each === name));
+    tab.tabIndex = each === name ? 0 : -1;
+    byId(each).hidden = each !== name;
+  }
+  try {
+    history.replaceState(null, "", `#${name}`);
+  } catch {
+    // A frame in a notebook has no address of its own.
+  }
+  if (name === "heads") updateHeads();
+  else schedule();
+}
+
+function showTabs() {
+  const tabsHidden = data === null || data.heads_version === null;
+  if (byId("tabs").hidden && !tabsHidden) {
+    for (const id of tabs) {
+      byId(id).setAttribute("role", "tabpanel");
+      byId(id).setAttribute("aria-labelledby", `tab-${id}`);
+    }
+    byId("tabs").hidden = false;
+    if (location.hash === "#heads") openTab("heads");
+  }
+}
+
+async function updateHeads() {
+  const version = data.heads_version;
+  if (byId("heads").hidden || headsAsked || headsDrawn === version) return;
+  headsAsked = true;
+  try {
+    const answer = stored ? null : await fetch("api/heads");
+    const found = stored ? stored.heads : await answer.json();
+    if (answer && !answer.ok) failed = `${found.error}: ${found.hint}`;
+    else {
+      headsDrawn = version;
+      if (!byId("heads").hidden) drawHeads(found);
+      else headsDrawn = null;
+    }
+  } catch {
+    failed = STOPPED;
+  }
+  headsAsked = false;
+  schedule();
+}
+
 let waiting = false;
 function schedule() {
   if (waiting) return;
@@ -248,9 +305,11 @@ async function poll() {
       const settings = data === null || JSON.stringify(data.settings) !== JSON.stringify(found.settings);
       data = found;
       if (settings) drawSettings();
+      showTabs();
+      updateHeads();
     }
   } catch {
-    failed = "the server has stopped; start regard view again";
+    failed = STOPPED;
   }
   schedule();
   setTimeout(whenVisible, POLL_MS);
@@ -263,8 +322,18 @@ function whenVisible() {
 
 for (const id of ["log", "smooth"]) byId(id).addEventListener("input", schedule);
 addEventListener("resize", schedule);
+for (const name of tabs) {
+  byId(`tab-${name}`).addEventListener("click", () => openTab(name));
+  byId(`tab-${name}`).addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = tabs.find((each) => each !== name);
+    openTab(other);
+    byId(`tab-${other}`).focus();
+  });
+}
 if (stored) {
-  data = JSON.parse(stored.textContent);
+  data = stored.run;
   drawSettings();
+  showTabs();
   draw();
 } else poll();
