@@ -14,8 +14,8 @@ from ..figures.timeline import LABELS, WithHistory, as_history, panel_of_event, 
 from ..inline_document import inline_document
 
 MAX_STEPS = 1000  # columns of a map; of a longer history every n-th step is kept, and those with events
-MAX_NUMBERS = 1_000_000  # of all maps; a model of many heads has fewer columns,
-MIN_STEPS = 100  # but not fewer than these
+MAX_NUMBERS = 1_000_000  # the page holds about this many; a model with many heads has fewer columns
+MIN_STEPS = 100  # columns that every page may have
 
 
 def heads_page(history: HeadHistory | WithHistory | str | Path, *, title: str = "heads") -> Page:

@@ -31,7 +31,7 @@ class RunState:
     best: int | None = None  # step of the best checkpoint
     trainer: str | None = None  # the process that trains
     updated: float | None = None  # seconds since 1970 of the last row
-    heads_version: str | None = None  # of the history of heads: it changes with each step; None if there is none
+    heads_version: str | None = None  # changes when a monitor writes; None if nothing was watched
 
 
 def run_page(state: RunState, heads: HeadHistory | None = None) -> Page:
