@@ -29,8 +29,10 @@ __all__ = [
     "Global",
     "Hard",
     "Location",
+    "Mask",
     "Near",
     "Neighborhood",
+    "Normalizer",
     "Padding",
     "Prefix",
     "Relative",
@@ -45,9 +47,11 @@ __all__ = [
     "Weights",
     "Window",
     "attend",
+    "check_term",
     "explain",
     "merge",
     "parse",
+    "term",
     "weights",
 ]
 
@@ -60,10 +64,12 @@ NAMES_BY_MODULE = {
     "ops.operator": "attend explain weights",
     "ops.terms.biases": "Added Alibi Bias Gaussian Relative",
     "ops.terms.masks": "Blocks Causal Chunked Dense Diagonal Dilated Documents "
-    "Global Near Neighborhood Padding Prefix Rule Window",
-    "ops.terms.normalizers": "Entmax Hard Sigmoid SinkSoftmax Softmax Sparsemax Tapered",
+    "Global Mask Near Neighborhood Padding Prefix Rule Window",
+    "ops.terms.normalizers": "Entmax Hard Normalizer Sigmoid SinkSoftmax Softmax Sparsemax Tapered",
     "ops.terms.parse": "parse",
+    "ops.term_check": "check_term",
     "ops.terms.scores": "Additive Bilinear Cosine Dot Location Score",
+    "ops.terms.term": "term",
     "ops.weights": "Summary Weights",
 }
 MODULE_OF = {name: module for module, names in NAMES_BY_MODULE.items() for name in names.split()}
@@ -82,6 +88,7 @@ if TYPE_CHECKING:
     from .lens.linter.check import check as check
     from .ops.merge import merge
     from .ops.operator import attend, explain, weights
+    from .ops.term_check import check_term
     from .ops.terms.biases import Added, Alibi, Bias, Gaussian, Relative
     from .ops.terms.masks import (
         Blocks,
@@ -92,6 +99,7 @@ if TYPE_CHECKING:
         Dilated,
         Documents,
         Global,
+        Mask,
         Near,
         Neighborhood,
         Padding,
@@ -99,9 +107,10 @@ if TYPE_CHECKING:
         Rule,
         Window,
     )
-    from .ops.terms.normalizers import Entmax, Hard, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
+    from .ops.terms.normalizers import Entmax, Hard, Normalizer, Sigmoid, SinkSoftmax, Softmax, Sparsemax, Tapered
     from .ops.terms.parse import parse
     from .ops.terms.scores import Additive, Bilinear, Cosine, Dot, Location, Score
+    from .ops.terms.term import term
     from .ops.weights import Summary, Weights
 else:
 
