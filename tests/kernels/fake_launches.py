@@ -81,9 +81,9 @@ def main():
         both = Matrix(*half, lse, 0.25, 0), Matrix(*half, lse, 0.5, 0)
         row_divergences("js", *both, one_pattern=True, with_sums=True)
         for by_keys in (False, True):
-            dtypes = torch.float16, torch.float32
             sums = RowSums(lse, lse, lse)
-            divergence_gradients("js", *both, sums, one_pattern=True, by_keys=by_keys, out_dtypes=dtypes)
+            for dtypes in ((torch.float16, torch.float32), (torch.float16, None), (None, torch.float32)):
+                divergence_gradients("js", *both, sums, one_pattern=True, by_keys=by_keys, out_dtypes=dtypes)
         for low in (0, -UNBOUNDED):
             mapped = {"want": want | {"map"}, "shape": (32, 32), "bin_sizes": (8, 8)}
             summarize_hopper(*wide, wide_lse, scale=0.25, offset=0, pattern=Pattern(low=low), **mapped)

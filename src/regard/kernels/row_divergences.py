@@ -349,7 +349,8 @@ def _gradient_kernel(
     else:
         own_a, lse_a = _load_queries(A.rows, place, da, DA)
         own_b, lse_b = _load_queries(B.rows, place, db, DB)
-    out_a, out_b = None, None
+    # A side that is left out has one number: a function of Triton 3.6 cannot return None.
+    out_a, out_b = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
     if OUT_A is not None:
         out_a = tl.zeros((J if BY_KEYS else I, DA), tl.float32)
     if OUT_B is not None:
@@ -358,7 +359,7 @@ def _gradient_kernel(
         other = tl.load(FULL + full_list + n) if FULL is not None else full_start + n
         out_a, out_b = _add_gradients(
             out_a, out_b, A, B, own_a, own_b, lse_a, lse_b, sums, tile, other, None, n_j,
-            da, db, I, J, DA, DB, CAP_A, CAP_B, PRECISION, KIND, BY_KEYS, False,
+            da, db, I, J, DA, DB, CAP_A, CAP_B, PRECISION, KIND, OUT_A is not None, OUT_B is not None, BY_KEYS, False,
         )  # fmt: skip
     for n in tl.range(careful, num_stages=1):
         if FULL is not None:
@@ -370,7 +371,7 @@ def _gradient_kernel(
             bits = None
         out_a, out_b = _add_gradients(
             out_a, out_b, A, B, own_a, own_b, lse_a, lse_b, sums, tile, other, bits, n_j,
-            da, db, I, J, DA, DB, CAP_A, CAP_B, PRECISION, KIND, BY_KEYS, True,
+            da, db, I, J, DA, DB, CAP_A, CAP_B, PRECISION, KIND, OUT_A is not None, OUT_B is not None, BY_KEYS, True,
         )  # fmt: skip
     count = n_j if BY_KEYS else n_i
     if OUT_A is not None:
@@ -392,6 +393,8 @@ def _add_gradients(
     CAP_B: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    WITH_A: tl.constexpr,
+    WITH_B: tl.constexpr,
     BY_KEYS: tl.constexpr,
     CAREFUL: tl.constexpr,
 ):  # fmt: skip
@@ -413,14 +416,14 @@ def _add_gradients(
     sum_a = tl.load(sums.a + at, mask=at < A.rows.n_i, other=0.0)
     sum_b = tl.load(sums.b + at, mask=at < A.rows.n_i, other=0.0)
     weight_a, weight_b, _, by_a, by_b = _entries(t_a, t_b, n_j, KIND)
-    if out_a is not None:
+    if WITH_A:
         # A row of infinite divergence has gradient 0, and 0 times inf is NaN.
         w = tl.where(grad == 0, 0.0, grad * (by_a - weight_a * sum_a))
         if CAREFUL and not BY_KEYS:
             # A key that no row of the tile sees may hold NaN, and 0 times NaN is NaN.
             x_a = tl.where((tl.max(weight_a, 0) > 0)[:, None], x_a, 0.0)
         out_a += tl.dot(w.to(x_a.dtype), x_a, input_precision=PRECISION)
-    if out_b is not None:
+    if WITH_B:
         w = tl.where(grad == 0, 0.0, grad * (by_b - weight_b * sum_b))
         if CAREFUL and not BY_KEYS:
             x_b = tl.where((tl.max(weight_b, 0) > 0)[:, None], x_b, 0.0)
