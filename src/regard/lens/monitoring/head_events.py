@@ -27,15 +27,15 @@ def rising_logit(history: HeadHistory, *, bound: float = 50.0, rises: int = 2) -
     et al. 2023, section 2; Wortsman et al. 2023).
     """
     found = []
-    for layer, logit in _layers(history, "logit"):
+    for place, logit in _all_heads(history, "logit"):
         rising = torch.ones_like(logit, dtype=torch.bool)
         for back in range(rises):
             rising[: back + 1] = False
             rising[back + 1 :] &= (logit.diff(dim=0) > 0)[: len(logit) - back - 1]
-        for n, head in _begins((logit > bound) & rising, logit <= bound):
-            value = logit[n, head].item()
+        for n, at in _begins((logit > bound) & rising, logit <= bound):
+            value = logit[n, at].item()
             text = f"largest logit {value:.4g}, above {bound:g} and rising"
-            found.append(HeadEvent(history.steps[n], "logit", layer, head, value, text))
+            found.append(HeadEvent(history.steps[n], "logit", *place[at], value, text))
     return found
 
 
@@ -46,12 +46,12 @@ def collapsed_entropy(history: HeadHistory, *, below: float = 0.05, drop: float 
     `below`.
     """
     found = []
-    for layer, entropy in _layers(history, "entropy"):
+    for place, entropy in _all_heads(history, "entropy"):
         before = _largest_so_far(entropy)
-        for n, head in _begins((entropy < below) & (before >= drop * below), entropy >= 2 * below):
-            value = entropy[n, head].item()
-            text = f"entropy {value:.3g} nats, after {before[n, head].item():.3g} before"
-            found.append(HeadEvent(history.steps[n], "collapse", layer, head, value, text))
+        for n, at in _begins((entropy < below) & (before >= drop * below), entropy >= 2 * below):
+            value = entropy[n, at].item()
+            text = f"entropy {value:.3g} nats, after {before[n, at].item():.3g} before"
+            found.append(HeadEvent(history.steps[n], "collapse", *place[at], value, text))
     return found
 
 
@@ -62,12 +62,12 @@ def sink_head(history: HeadHistory, *, above: float = 0.9, before: float = 0.5) 
     recovered at `before` or less.
     """
     found = []
-    for layer, share in _layers(history, "sink"):
+    for place, share in _all_heads(history, "sink"):
         least = -_largest_so_far(-share)
-        for n, head in _begins((share > above) & (least <= before), share <= before):
-            value = share[n, head].item()
-            text = f"{value:.0%} of its attention goes to sinks, after {least[n, head].item():.0%} before"
-            found.append(HeadEvent(history.steps[n], "sink", layer, head, value, text))
+        for n, at in _begins((share > above) & (least <= before), share <= before):
+            value = share[n, at].item()
+            text = f"{value:.0%} of its attention goes to sinks, after {least[n, at].item():.0%} before"
+            found.append(HeadEvent(history.steps[n], "sink", *place[at], value, text))
     return found
 
 
@@ -78,12 +78,13 @@ def dead_head(history: HeadHistory, *, below: float = 0.01, drop: float = 10.0) 
     its logit is as far from 0 again.
     """
     found = []
-    for layer, logit in _layers(history, "logit"):
-        before = _largest_so_far(logit.abs())
-        for n, head in _begins((logit.abs() < below) & (before >= drop * below), logit.abs() >= drop * below):
-            value = logit[n, head].item()
-            text = f"largest logit {value:.3g}, after {before[n, head].item():.3g} before: it attends evenly"
-            found.append(HeadEvent(history.steps[n], "dead", layer, head, value, text))
+    for place, logit in _all_heads(history, "logit"):
+        size = logit.abs()
+        before = _largest_so_far(size)
+        for n, at in _begins((size < below) & (before >= drop * below), size >= drop * below):
+            value = logit[n, at].item()
+            text = f"largest logit {value:.3g}, after {before[n, at].item():.3g} before: it attends evenly"
+            found.append(HeadEvent(history.steps[n], "dead", *place[at], value, text))
     return found
 
 
@@ -94,38 +95,41 @@ def equal_heads(history: HeadHistory, *, within: float = 0.001) -> list[HeadEven
     numbers of the heads, not their matrices: on a text `regard.lens.similarity` does that.
     """
     found = []
-    for layer in history.layers:
-        measures = [history[name][layer] for name in history.measures]
-        if not measures or measures[0].shape[1] < 2:
-            continue
-        spreads = torch.stack([_relative_spread(x) for x in measures]).amax(0)[:, None]
-        for n, _ in _begins(spreads <= within, spreads > 2 * within):
-            value = spreads[n, 0].item()
-            text = f"its {measures[0].shape[1]} heads differ by {value:.2g} at most in {', '.join(history.measures)}"
-            found.append(HeadEvent(history.steps[n], "equal heads", layer, None, value, text))
+    names = ", ".join(history.measures)
+    for heads in sorted({history.heads(layer) for layer in history.layers} - {1}):
+        layers = [layer for layer in history.layers if history.heads(layer) == heads]
+        numbers = torch.stack([history.numbers(layer) for layer in layers], 1)  # steps layers measures heads
+        spreads = _relative_spread(numbers).amax(2)
+        for n, at in _begins(spreads <= within, spreads > 2 * within):
+            value = spreads[n, at].item()
+            text = f"its {heads} heads differ by {value:.2g} at most in {names}"
+            found.append(HeadEvent(history.steps[n], "equal heads", layers[at], None, value, text))
     return found
 
 
 RULES: tuple[Rule, ...] = (rising_logit, collapsed_entropy, sink_head, dead_head, equal_heads)
 
 
-def _layers(history: HeadHistory, measure: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield each layer and its measure, `steps heads`; nothing if the measure was not watched."""
-    if measure in history.measures:
-        yield from history[measure].items()
+def _all_heads(history: HeadHistory, measure: str) -> Iterator[tuple[list[tuple[str, int]], Tensor]]:
+    """Yield the layer and head of each column, and the measure, `steps columns`; nothing if it was not watched."""
+    if measure in history.measures and history.layers:
+        place = [(layer, head) for layer in history.layers for head in range(history.heads(layer))]
+        yield place, torch.cat(list(history[measure].values()), 1)
 
 
 def _begins(holds: Tensor, recovers: Tensor) -> list[tuple[int, int]]:
-    """Return the step indices and heads at which a condition becomes true, in order of steps.
+    """Return the step indices and columns at which a condition becomes true, in order of steps.
 
-    Both tensors are `steps heads`. A head counts again once it has recovered.
+    Both tensors are `steps columns`. A column counts again once it has recovered.
     """
+    if not holds.any():
+        return []
     waits = _last_before(holds & ~recovers) > _last_before(recovers)
-    return [(n, head) for n, head in (holds & ~waits).nonzero().tolist()]
+    return [(n, at) for n, at in (holds & ~waits).nonzero().tolist()]
 
 
 def _last_before(x: Tensor) -> Tensor:
-    """Return for each step and head the last earlier step index at which x is True, -1 for none."""
+    """Return for each step and column the last earlier step index at which x is True, -1 for none."""
     if not len(x):
         return x.long()
     index = torch.where(x, torch.arange(len(x))[:, None], -1).cummax(0).values
@@ -133,10 +137,10 @@ def _last_before(x: Tensor) -> Tensor:
 
 
 def _largest_so_far(x: Tensor) -> Tensor:
-    """Return the largest of `steps heads` up to each step; NaN counts as -inf."""
+    """Return the largest of `steps columns` up to each step; NaN counts as -inf."""
     return x.nan_to_num(-torch.inf, torch.inf, -torch.inf).cummax(0).values if len(x) else x
 
 
 def _relative_spread(x: Tensor) -> Tensor:
-    """Return how far the heads of each step are apart, relative to the largest of them in size."""
-    return (x.amax(1) - x.amin(1)) / x.abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny)
+    """Return how far the heads, the last dim, are apart, relative to the largest of them in size."""
+    return (x.amax(-1) - x.amin(-1)) / x.abs().amax(-1).clamp(min=torch.finfo(x.dtype).tiny)

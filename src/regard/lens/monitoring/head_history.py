@@ -91,16 +91,23 @@ class HeadHistory:
         """Return the number of heads of a layer."""
         return self._values[layer].shape[2]
 
+    def numbers(self, layer: str) -> Tensor:
+        """Return the numbers of a layer, `steps measures heads`; NaN at steps in which it did not run."""
+        kept, n = self._values[layer], len(self.steps)
+        if len(kept) < n:  # the layer did not run at the last steps
+            kept = self._values[layer] = torch.cat([kept, kept.new_full((n, *kept.shape[1:]), math.nan)])
+        return kept[:n]
+
     def __getitem__(self, measure: str) -> dict[str, Tensor]:
         """Return a measure over steps, `steps heads` for each layer; NaN at steps in which the layer did not run."""
         at = self._index(measure)
-        return {layer: self._of(layer)[:, at] for layer in self._values}
+        return {layer: self.numbers(layer)[:, at] for layer in self._values}
 
     def latest(self, measure: str, layer: str) -> Tensor:
         """Return a measure of a layer's heads at the last watched step."""
         if shown_name(layer) not in (ran := self.last_layers):
             raise KeyError(f"no layer {layer!r} was watched at the last step, only {list_names(ran)}")
-        return self._of(shown_name(layer))[-1, self._index(measure)]
+        return self.numbers(shown_name(layer))[-1, self._index(measure)]
 
     def upto(self, step: int) -> HeadHistory:
         """Return the history of the steps up to this one."""
@@ -115,13 +122,6 @@ class HeadHistory:
         if measure not in self.measures:
             raise KeyError(f"{measure!r} was not watched, only {', '.join(self.measures)}; add it to measures=")
         return self.measures.index(measure)
-
-    def _of(self, layer: str) -> Tensor:
-        """Return the numbers of a layer, `steps measures heads`."""
-        kept, n = self._values[layer], len(self.steps)
-        if len(kept) < n:  # the layer did not run at the last steps
-            kept = self._values[layer] = torch.cat([kept, kept.new_full((n, *kept.shape[1:]), math.nan)])
-        return kept[:n]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -198,7 +198,7 @@ class HeadHistory:
             [str(step), layer, str(head), *(f"{x:.9g}" for x in numbers)]
             for n, step in enumerate(self.steps[first:], start=first)
             for layer in self._ran[n]
-            for head, numbers in enumerate(self._of(layer)[n].mT.tolist())
+            for head, numbers in enumerate(self.numbers(layer)[n].mT.tolist())
         ]
 
 
