@@ -1,3 +1,4 @@
+# --8<-- [start:code]
 """Why a fixed context vector fails: a sequence squeezed into one vector, and how much of it comes out again.
 
 Two recurrent encoder-decoders without attention learn to write a number backwards. Writes 01_length.png: how many of
@@ -49,27 +50,35 @@ def right(model, length, count=200):
     return torch.tensor([one.tokens for one in found]) == batch["target"][:, :-1]
 
 
-lengths = range(1, 13)
-figure, (by_length, whole) = plt.subplots(1, 2, figsize=(9, 3), constrained_layout=True, sharex=True)
-places, panel = plt.subplots(figsize=(5.5, 3), constrained_layout=True)
-for hidden, colour in ((32, "#b73779"), (96, "#3b0f70")):
+lengths, found = range(1, 13), {}
+for hidden in (32, 96):
     model = trained(hidden)
-    found = [right(model, length) for length in lengths]
-    digits = [100 * x.float().mean().item() for x in found]
-    exact = [100 * x.all(1).float().mean().item() for x in found]
+    found[hidden] = [right(model, length) for length in lengths]
+    digits = [100 * x.float().mean().item() for x in found[hidden]]
+    exact = [100 * x.all(1).float().mean().item() for x in found[hidden]]
     for length in (2, 4, 6, 8, 10, 12):
         print(
             f"{hidden} wide, {length:2} digits: {digits[length - 1]:3.0f} % of the digits right, "
             f"{exact[length - 1]:3.0f} % of the numbers"
         )
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, (by_length, whole) = plt.subplots(1, 2, figsize=(9, 3), sharex=True)
+places, panel = plt.subplots(figsize=(5.5, 3))
+for (hidden, shares), colour in zip(found.items(), ("#b73779", "#3b0f70"), strict=True):
+    digits = [100 * x.float().mean() for x in shares]
+    exact = [100 * x.all(1).float().mean() for x in shares]
     by_length.plot(lengths, digits, "o-", color=colour, label=f"{hidden} wide")
     whole.plot(lengths, exact, "o-", color=colour, label=f"{hidden} wide")
-    panel.plot(range(12, 0, -1), 100 * found[-1].float().mean(0), "o-", color=colour, label=f"{hidden} wide")
+    panel.plot(range(12, 0, -1), 100 * shares[-1].float().mean(0), "o-", color=colour, label=f"{hidden} wide")
 by_length.set(title="digits right, %", xlabel="length of the number", ylim=(0, 103))
 whole.set(title="whole numbers right, %", xlabel="length of the number", ylim=(0, 103))
 for axes in (by_length, whole, panel):
     axes.axhline(0 if axes is whole else 10, color="#777777", linewidth=0.8)  # by chance
-    axes.legend(frameon=False)
-figure.savefig(folder / "01_length.png", dpi=100)
+    axes.legend()
+figure.savefig(folder / "01_length.png")
 panel.set(title="digits right, %, in numbers of 12", xlabel="place in the number; 12 was read last", ylim=(0, 103))
-places.savefig(folder / "01_places.png", dpi=100)
+places.savefig(folder / "01_places.png")
+# --8<-- [end:figures]

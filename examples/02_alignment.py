@@ -1,3 +1,4 @@
+# --8<-- [start:code]
 """Alignment: the decoder looks back at every state of the source, and at the right one.
 
 The task of chapter 1, with Bahdanau's attention and without. Writes 02_length.png, how many digits are right by the
@@ -49,23 +50,18 @@ def written(model, batch):
     return greedy(model, batch, [[START]] * count, end=None, max_length=length)
 
 
-lengths = range(1, 13)
-figure, axes = plt.subplots(figsize=(5.5, 3), constrained_layout=True)
-for attention, colour in ((None, "#777777"), ("bahdanau", "#b73779")):
+lengths, curves = range(1, 13), {}
+for attention in (None, "bahdanau"):
     model = trained(attention)
-    digits = []
+    name = "one vector" if attention is None else "with attention"
+    digits = curves[name] = []
     for length in lengths:
         batch = numbers(200, length)
         found = torch.tensor([one.tokens for one in written(model, batch)])
         digits.append(100 * (found == batch["target"][:, :-1]).float().mean().item())
-    name = "one vector" if attention is None else "with attention"
     parameters = sum(x.numel() for x in model.parameters())
     print(f"{name:14} {parameters:6,} parameters, digits right in numbers of 4, 8, 12:", end=" ")
     print(", ".join(f"{digits[n - 1]:.0f} %" for n in (4, 8, 12)))
-    axes.plot(lengths, digits, "o-", color=colour, label=name)
-axes.set(title="digits right, %", xlabel="length of the number", ylim=(0, 103))
-axes.legend(frameon=False)
-figure.savefig(folder / "02_length.png", dpi=100)
 
 # The weights of the last model: the first written digit looks at the last one read, and so back to the first.
 
@@ -74,7 +70,6 @@ batch = numbers(1, 10)
 A = one.attention["source"][0]  # m n: a row for each digit written, a column for each digit read
 read, wrote = ([str(token - DIGITS.start) for token in tokens] for tokens in (batch["source"][0].tolist(), one.tokens))
 print(f"read {''.join(read)}, wrote {''.join(wrote)}, looking at places {one.alignment('source')}")
-views.heatmap(A, wrote, read, axes=("written", "read")).savefig(folder / "02_alignment.png", dpi=100)
 
 batch = numbers(200, 10)
 found = written(model, batch)
@@ -83,3 +78,15 @@ away = (torch.tensor([one.alignment("source") for one in found]) - torch.arange(
 print(f"of 2,000 digits in numbers of 10, {100 * right.float().mean():.0f} % are right;", end=" ")
 print(f"{100 * (away == 0).float().mean():.0f} % looked most at their own place,", end=" ")
 print(f"{100 * (away == 1).float().mean():.0f} % at the next")
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+views.heatmap(A, wrote, read, axes=("written", "read")).savefig(folder / "02_alignment.png", dpi=100)
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, axes = plt.subplots(figsize=(5.5, 3))
+for (name, digits), colour in zip(curves.items(), ("#777777", "#b73779"), strict=True):
+    axes.plot(lengths, digits, "o-", color=colour, label=name)
+axes.set(title="digits right, %", xlabel="length of the number", ylim=(0, 103))
+axes.legend()
+figure.savefig(folder / "02_length.png")
+# --8<-- [end:figures]

@@ -1,3 +1,4 @@
+# --8<-- [start:code]
 """Queries, keys, values: a dictionary that answers any question, and the one equation slot by slot.
 
 Writes 03_dictionary.png, what a dictionary of three colours answers, and 03_slots.png, the equation between its slots.
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from regard import Alibi, Causal, Dot, Entmax, Hard, Softmax, attend, weights
+from regard.views.figures.canvas import WHITE_TO_DARK
 
 torch.manual_seed(0)
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
@@ -34,15 +36,11 @@ answers = {
     "Dot(scale=16)": {"score": Dot(scale=16.0)},
     "Hard()": {"normalize": Hard()},
 }
-figure, panels = plt.subplots(len(answers), 1, figsize=(7, 2.4), sharex=True, constrained_layout=True)
-for panel, (name, terms) in zip(panels, answers.items(), strict=True):
-    out = attend(q, k, v, **terms)  # b h i e = 1 1 240 3
-    panel.imshow(out[0, 0][None], aspect="auto", extent=(0, 1, 0, 1))
-    panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    panel.set(yticks=[], xticks=[1 / 6, 3 / 6, 5 / 6], xticklabels=["key 0", "key 1", "key 2"])
+colours = {}
+for name, terms in answers.items():
+    colours[name] = attend(q, k, v, **terms)  # b h i e = 1 1 240 3
     between = weights(q[:, :, [0, 40, 60]], k, **terms)[0, 0]
     print(f"{name:13}", *(f"[{', '.join(f'{x:.2f}' for x in row)}]" for row in between.tolist()))
-figure.savefig(folder / "03_dictionary.png", dpi=100)
 
 # The equation, one slot after the other, on tokens that drift slowly, as the words of a text do.
 
@@ -63,15 +61,26 @@ print(f"by weights(...) @ v:   {(out - weights(q, k, **terms) @ v).abs().max():.
 sparse = weights(q, k, **terms | {"normalize": Entmax(1.5)}).dense()
 for name, x in (("Softmax()", A), ("Entmax(1.5)", sparse)):
     print(f"weights above zero by {name}: {(x > 0).float().mean():.0%}")
+# --8<-- [end:code]
+# --8<-- [start:figures]
 
-figure, panels = plt.subplots(1, 5, figsize=(11, 2.6), constrained_layout=True)
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, panels = plt.subplots(len(colours), 1, figsize=(7, 2.4), sharex=True)
+for panel, (name, out) in zip(panels, colours.items(), strict=True):
+    panel.imshow(out[0, 0][None], aspect="auto", extent=(0, 1, 0, 1))
+    panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    panel.set(yticks=[], xticks=[1 / 6, 3 / 6, 5 / 6], xticklabels=["key 0", "key 1", "key 2"])
+figure.savefig(folder / "03_dictionary.png")
+
+figure, panels = plt.subplots(1, 5, figsize=(11, 2.6))
 for panel, name, x in zip(panels, ("score(q, k)", "+ bias", "mask"), (s, biased, masked), strict=False):
-    panel.imshow(x[0, 0], cmap="magma", vmin=s.min(), vmax=s.max())
+    panel.imshow(x[0, 0], cmap="Blues", vmin=s.min(), vmax=s.max())  # scores; the weights have colours of their own
     panel.set_title(name)
 for panel, name, x in zip(panels[3:], ("normalize: A", "Entmax(1.5) instead"), (A, sparse), strict=True):
-    panel.imshow(x[0, 0].sqrt(), cmap="magma", vmin=0, vmax=1)
+    panel.imshow(x[0, 0].sqrt(), cmap=WHITE_TO_DARK, vmin=0, vmax=1)
     panel.set_title(name)
 for panel in panels:
     panel.set(xticks=[], yticks=[], xlabel="keys j")
 panels[0].set_ylabel("queries i")
-figure.savefig(folder / "03_slots.png", dpi=100)
+figure.savefig(folder / "03_slots.png")
+# --8<-- [end:figures]

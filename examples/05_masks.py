@@ -1,6 +1,7 @@
+# --8<-- [start:code]
 """Masks: who may look at whom, drawn, combined, and held to their word.
 
-Writes 05_masks.png: the weights of a query that likes all keys alike, under eight masks.
+Writes 05_masks.png: who may look at whom under eight masks.
 """
 
 import sys
@@ -10,6 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from regard import Causal, Diagonal, Documents, Global, Padding, Prefix, Window, attend, weights
+from regard.views.figures.canvas import WHITE_TO_DARK
 
 torch.manual_seed(0)
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
@@ -26,14 +28,10 @@ masks = {
     "Causal() | Prefix(4)": Causal() | Prefix(4),
     "Window(2) | Global(1)": Window(2) | Global(1),
 }
-figure, panels = plt.subplots(2, 4, figsize=(10, 5.4), constrained_layout=True)
-nothing = torch.zeros(1, 1, n, 8)  # a zero query scores every key 0: its weights are 1 / the keys it sees
-for panel, (name, mask) in zip(panels.flat, masks.items(), strict=True):
-    A = weights(nothing, nothing, mask=mask)[0, 0]
-    panel.imshow(A.sqrt(), cmap="magma", vmin=0, vmax=1)
-    panel.set(xticks=[], yticks=[])
-    panel.set_title(f"{name}\n{(A > 0).float().mean():.0%} of the pairs", fontsize=9)
-figure.savefig(folder / "05_masks.png", dpi=100)
+nothing = torch.zeros(1, 1, n, 8)  # a zero query scores every key 0, so a weight above 0 is a visible key
+visible = {name: weights(nothing, nothing, mask=mask)[0, 0] > 0 for name, mask in masks.items()}  # i j each
+for name, seen in visible.items():
+    print(f"{name:26} {seen.float().mean():4.0%} of the pairs")
 print(Causal() & Documents(ids))
 
 # Padding hides keys, whatever they hold: the answer is that of the text alone.
@@ -66,3 +64,14 @@ print(f"the first row: {attend(q, k, v, mask=empty)[0, 0, 0, :3].tolist()}, by h
 # With fewer queries than keys, as when a cache holds the past, the last query still stands on the last key.
 
 print(Causal().draw(2, 6))
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, panels = plt.subplots(2, 4, figsize=(10, 5.4))
+for panel, (name, seen) in zip(panels.flat, visible.items(), strict=True):
+    panel.pcolormesh(seen, cmap=WHITE_TO_DARK, vmin=0, vmax=1.6, edgecolors="#cccccc", linewidth=0.5)
+    panel.set(xticks=[], yticks=[], aspect="equal", ylim=(n, 0))
+    panel.set_title(f"{name}\n{seen.float().mean():.0%} of the pairs")
+figure.savefig(folder / "05_masks.png")
+# --8<-- [end:figures]

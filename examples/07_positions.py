@@ -1,3 +1,4 @@
+# --8<-- [start:code]
 """Positions: attention by itself knows no order; five ways to tell it, and how each fares on longer sequences.
 
 Writes 07_positions.png: how often the token two places back is copied, by place, in sequences four times as long as
@@ -15,7 +16,6 @@ from regard import Alibi, Causal
 from regard.lens import capture
 from regard.nn import Attention, EncoderBlock, FeedForward, Rotary, ShawBias, Sinusoidal, T5Bias, TokenEmbedding
 
-plt.style.use(Path(__file__).with_name("book.mplstyle"))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 torch.manual_seed(0)
 DIM, HEADS, WORDS, SHORT, LONG, BACK = 32, 2, 10, 16, 64, 2
@@ -52,11 +52,11 @@ class Copier(nn.Module):
         return self.out(self(self.words(ids), mask=self.mask))[:, BACK:]
 
 
-figure, panel = plt.subplots(figsize=(8, 3.2))
+curves = {}
 x, shuffle = torch.randn(1, SHORT, DIM), torch.randperm(SHORT)
 new = torch.randint(WORDS, (256, LONG))
 print(f"{'':12}{'shuffled':>10}{'moved':>10}{f'to {SHORT}':>10}{'beyond':>10}{'two back':>11}{'peak':>6}")
-for n, scheme in enumerate(SCHEMES):
+for scheme in SCHEMES:
     torch.manual_seed(0)
     model = Copier(scheme)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
@@ -68,7 +68,7 @@ for n, scheme in enumerate(SCHEMES):
         optimizer.step()
         falling.step()
     with torch.no_grad(), capture(model) as tape:
-        right = (model.copies(new).argmax(-1) == new[:, :-BACK]).float().mean(0)  # n - 2
+        right = curves[scheme] = (model.copies(new).argmax(-1) == new[:, :-BACK]).float().mean(0)  # n - 2
         shuffled = (model(x[:, shuffle]) - model(x)[:, shuffle]).abs().max()
         moved = (model(x, first=1000) - model(x)).abs().max()
     near, far = right[: SHORT - BACK].mean(), right[SHORT - BACK :].mean()
@@ -76,6 +76,12 @@ for n, scheme in enumerate(SCHEMES):
     back = [A[place, place - BACK] for place in (SHORT - 1, LONG - 1)]
     print(f"{scheme:12}{shuffled:10.1e}{moved:10.1e}{near:10.1%}{far:10.1%}", end="")
     print(f"{back[0]:6.0%}{back[1]:5.0%}{LONG - 1 - A[-1].argmax():6}")  # the peak: how far back the last looks most
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, panel = plt.subplots(figsize=(8, 3.2))
+for n, (scheme, right) in enumerate(curves.items()):
     line = {"color": plt.colormaps["plasma"](n / 8), "linestyle": "--" if n % 2 else "-", "linewidth": 1.4}
     panel.plot(range(BACK, LONG), right, label=scheme, **line)
 panel.axvline(SHORT - 0.5, color="black", linewidth=0.8, linestyle=":")
@@ -83,3 +89,4 @@ panel.set(xlabel="place", ylabel="copied rightly", xlim=(0, LONG), ylim=(0, 1.03
 panel.set_title("right of the line: longer than any sequence of the training", loc="right")
 panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 figure.savefig(folder / "07_positions.png")
+# --8<-- [end:figures]

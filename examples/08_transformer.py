@@ -1,6 +1,7 @@
+# --8<-- [start:code]
 """The Transformer block by block: one block written out, and the three models built from it.
 
-Writes 08_influence.png, which inputs each output depends on, and 08_norms.png, the gradients of 24 blocks.
+Writes 08_influence.png, which inputs each output depends on, and 08_norms.png, the gradient of the last block by depth.
 """
 
 import sys
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from regard import Causal, attend
 from regard.models import Bert, BertConfig, Gpt, GptConfig, Transformer, TransformerConfig
 from regard.nn import Attention, EncoderBlock, FeedForward, PostNorm, PreNorm
+from regard.views.figures.canvas import WHITE_TO_DARK
 
 torch.manual_seed(0)
-b, n, dim, heads, depth = 2, 12, 64, 4, 24
-plt.style.use(Path(__file__).with_name("book.mplstyle"))
+b, n, dim, heads = 2, 12, 64, 4
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 
 # A block: attention exchanges information between tokens, the feed-forward acts on each alone, both add to a stream.
@@ -62,24 +63,44 @@ maps = {
     "Gpt: tokens so far": influence(gpt, [gpt.tokens], ids),
     "Transformer: all of the source | target so far": influence(both, sides, source, ids),
 }
+for name, map_ in maps.items():
+    print(f"{name}: {(map_ > 0).float().mean():.1%} of the pairs depend on each other")
+
+# Norms before or after: the gradient of the last block of untrained stacks, by depth, means of three draws.
+
+depths, seeds, curves = (6, 12, 24, 48), range(3), {}
+for residual in (PreNorm, PostNorm):
+    curve = curves[residual.__name__] = []
+    for depth in depths:
+        norms = []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            x, targets = torch.randn(b, n, dim), torch.randint(50, (b * n,))
+            parts = [(Attention(dim, heads), FeedForward(dim, 4 * dim)) for _ in range(depth)]
+            blocks = [EncoderBlock(*part, residual=residual) for part in parts]
+            head = [nn.LayerNorm(dim)] if residual is PreNorm else []
+            stack = nn.Sequential(*blocks, *head, nn.Linear(dim, 50))
+            nn.functional.cross_entropy(stack(x).flatten(0, 1), targets).backward()
+            norms.append(blocks[-1].feedforward.down.weight.grad.norm())
+        curve.append(float(torch.stack(norms).mean()))
+    found = ", ".join(f"{norm:.2f}" for norm in curve)
+    print(f"{residual.__name__:9} gradient of the last of 6, 12, 24, 48 blocks: {found}")
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
 figure, panels = plt.subplots(1, 3, figsize=(10, 3), width_ratios=[1, 1, 2])
 for panel, (name, map_) in zip(panels, maps.items(), strict=True):
-    print(f"{name}: {(map_ > 0).float().mean():.1%} of the pairs depend on each other")
-    panel.imshow(map_.where(map_ > 0, torch.nan).log())
-    panel.set(title=name, xlabel="input", ylabel="output", xticks=[], yticks=[], frame_on=False)
+    panel.imshow((map_ / map_.amax(-1, keepdim=True)) ** 0.25, cmap=WHITE_TO_DARK, vmin=0, vmax=1)
+    panel.set(title=name, xlabel="input", ylabel="output", xticks=[], yticks=[])
 figure.savefig(folder / "08_influence.png")
-
-# Norms before or after: what the first gradient looks like in each of 24 blocks.
-
 figure, panel = plt.subplots(figsize=(6, 2.8))
-for residual in (PreNorm, PostNorm):
-    torch.manual_seed(0)
-    blocks = [EncoderBlock(Attention(dim, heads), FeedForward(dim, 4 * dim), residual=residual) for _ in range(depth)]
-    stack = nn.Sequential(*blocks, nn.LayerNorm(dim) if residual is PreNorm else nn.Identity(), nn.Linear(dim, 50))
-    nn.functional.cross_entropy(stack(x).flatten(0, 1), torch.randint(50, (b * n,))).backward()
-    norms = [float(one.feedforward.down.weight.grad.norm()) for one in blocks]
-    print(f"{residual.__name__:9} gradient of the first block {norms[0]:.3f}, of the last {norms[-1]:.3f}")
-    panel.plot(range(1, depth + 1), norms, marker="o", label=residual.__name__)
-panel.set(xlabel="block", ylabel="norm of the gradient", ylim=(0, None))
+for name, curve in curves.items():
+    panel.loglog(depths, curve, marker="o", label=name)
+panel.set(xlabel="blocks in the stack", ylabel="gradient of the last block")
+panel.set_xticks(depths, depths)
+panel.set_yticks([0.1, 0.2, 0.4, 0.8], [0.1, 0.2, 0.4, 0.8])
+panel.minorticks_off()
 panel.legend()
 figure.savefig(folder / "08_norms.png")
+# --8<-- [end:figures]

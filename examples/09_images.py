@@ -1,3 +1,4 @@
+# --8<-- [start:code]
 """Attention in images: a grid is a sequence of places. A ViT looks at patches, a captioner looks while it writes.
 
 Writes 09_digits.png, where the class of a digit comes from, and 09_caption.png, where each word of a caption looked.
@@ -15,8 +16,8 @@ from regard.decode import greedy
 from regard.lens import capture, rollout
 from regard.models import Captioner, CaptionerConfig, ViT, ViTClassifier, ViTConfig
 from regard.views import caption
+from regard.views.figures.canvas import WHITE_TO_DARK
 
-plt.style.use(Path(__file__).with_name("book.mplstyle"))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 
 
@@ -44,14 +45,8 @@ with capture(vit) as tape, torch.no_grad():
     said = vit(new).argmax(-1)
 print(f"{tape}\nViT: {(said == right).float().mean():.1%} of {len(right)} new digits")
 ink = nn.functional.avg_pool2d(new, 2).flatten(1)  # b 16: how much is drawn in each patch
-looks = rollout(list(tape.values()), token=0)[:, 1:]  # b 16: where the class token comes from
-print(f"correlation of ink and rollout over patches: {torch.corrcoef(torch.stack([ink, looks]).flatten(1))[0, 1]:.2f}")
-figure, panels = plt.subplots(2, 8, figsize=(8, 2.3), subplot_kw={"xticks": [], "yticks": [], "frame_on": False})
-for n, (above, below) in enumerate(panels.T):
-    above.imshow(new[n, 0], cmap="gray_r")
-    below.imshow(looks[n].view(4, 4))
-    above.set_title(f"says {said[n]}", color="black" if said[n] == right[n] else "red")
-figure.savefig(folder / "09_digits.png")
+come = rollout(list(tape.values()), token=0)[:, 1:]  # b 16: where the class token comes from
+print(f"correlation of ink and rollout over patches: {torch.corrcoef(torch.stack([ink, come]).flatten(1))[0, 1]:.2f}")
 
 # Words that look: a decoder asks 6 x 6 places of an image, of which each has seen 9 x 9 pixels.
 scenes, test = (list(Generated(Scenes(pixels=24, most=1), size=size, seed=size)) for size in (6400, 300))
@@ -72,14 +67,29 @@ captioner = Captioner(CaptionerConfig(vocabulary=len(words), start=1, **sizes), 
 train(captioner, [described(scenes[n % len(scenes) :][:32]) for n in range(0, 300 * 32, 32)], 4e-3)
 batch = described(test)
 told = greedy(captioner.watched("cross.0"), batch, [[1]] * len(test), end=2, min_length=4, max_length=8)
-hits = torch.tensor([list(one.tokens) == right for one, right in zip(told, batch["target"].tolist(), strict=True)])
+hits = torch.tensor([list(one.tokens) == asked for one, asked in zip(told, batch["target"].tolist(), strict=True)])
 print(f"captioner: {hits.float().mean():.1%} of {len(test)} new scenes exactly right")
 looks = torch.stack([one.attention["cross.0"].mean(0)[:4] for one in told])  # b 4 36: a, its size, its colour, its form
-left, top, right, bottom = torch.tensor([scene.shapes[0].box for scene in test]).T[..., None] / 4 - torch.arange(6)
-down, across = ((end.clamp(0, 1) - begin.clamp(0, 1)) for begin, end in ((top, bottom), (left, right)))  # b 6 each
+left, top, far, bottom = torch.tensor([scene.shapes[0].box for scene in test]).T[..., None] / 4 - torch.arange(6)
+down, across = ((end.clamp(0, 1) - begin.clamp(0, 1)) for begin, end in ((top, bottom), (left, far)))  # b 6 each
 shape = (down[:, :, None] * across[:, None]).flatten(1)  # b 36: how much of each place the shape's box covers
 inside = (looks * shape[:, None]).sum(-1)  # b 4
 shares = ", ".join(f"{x} {y:.1%}" for x, y in zip(("a", "size", "colour", "form"), inside.mean(0), strict=True))
 print(f"attention on the shape: {shares}; its box covers {shape.mean():.1%}")
 n = inside[:, 1:].mean(1).masked_fill(~hits, torch.nan).nanmedian(0).indices  # a typical one of those that are right
-caption(looks[n], test[n].image, test[n].caption.split(), patches=(6, 6)).savefig(folder / "09_caption.png", dpi=70)
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+scene = 0.4 + 0.6 * torch.from_numpy(test[n].image) / 255  # lighter than it is, so that the colours above it are seen
+caption(looks[n], scene, test[n].caption.split(), patches=(6, 6)).savefig(folder / "09_caption.png", dpi=110)
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, panels = plt.subplots(2, 8, figsize=(9, 2.8), subplot_kw={"xticks": [], "yticks": []})
+for n, (above, below) in enumerate(panels.T):
+    above.imshow(new[n, 0], cmap="gray_r", extent=(0, 8, 8, 0))
+    below.imshow(come[n].view(4, 4), cmap=WHITE_TO_DARK, extent=(0, 8, 8, 0), vmin=0, vmax=1.3 * come[n].max())
+    for place in come[n].topk(4).indices.tolist():  # frame the four patches with most attention
+        corner = 2 * (place % 4), 2 * (place // 4)
+        above.add_patch(plt.Rectangle(corner, 2, 2, fill=False, edgecolor="#b5367a", linewidth=2))
+    above.set_title(f"says {said[n]}", color="black" if said[n] == right[n] else "red")
+figure.savefig(folder / "09_digits.png")
+# --8<-- [end:figures]

@@ -1,4 +1,5 @@
-"""Training and decoding: what a decoder is fed, what it is punished for, and how its best sequence is found.
+# --8<-- [start:code]
+"""Training and decoding: what a decoder is fed, which loss it has, and how its best sequence is found.
 
 Writes 11_training.png: right by place, fed the truth and fed itself; how sure models are; what finds most sequences.
 """
@@ -15,7 +16,6 @@ from regard.models import Transformer, TransformerConfig
 from regard.nn.losses import shift_right
 from regard.train import Cosine, Recipe, Shuffled, Silence, fit
 
-plt.style.use(Path(__file__).with_name("book.mplstyle"))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 START, END, RATE = 1, 2, Cosine(5e-3, steps=220, warmup=20)
 
@@ -46,7 +46,7 @@ members, smoothed = [trained(seed) for seed in range(3)], trained(0, smoothing=0
 torch.manual_seed(99)
 data, prefix = letters(400, 6), [[START]] * 400
 target, asked = data["target"], {"source": data, "prefix": prefix, "end": END, "max_length": 11}
-figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
+confident, places = {}, {}
 
 # Fed the truth, as in training, and fed what it wrote itself; sure with smoothing and without.
 alone = greedy(members[0], **asked)
@@ -57,11 +57,10 @@ for name, model in {"smoothed": smoothed, "plain": members[0]}.items():
     known = torch.tensor([one.log_probability for [one] in score(model, data, prefix, target[:, None].tolist())])  # b
     print(f"{name}: loss {-known.mean() / 7:.3f}, sure {sure.mean():.1%}", end=", ")
     print(f"right {(said['fed the truth'] == target).float().mean():.1%}")
-    middle.hist(sure.flatten(), bins=20, range=(0, 1), alpha=0.6, label=name)
+    confident[name] = sure.flatten()
 for name, tokens in said.items():
-    by_place = (tokens == target).float().mean(0)
+    by_place = places[name] = (tokens == target).float().mean(0)
     print(f"{name}: right in {by_place[1]:.1%} of the second places, in {by_place[5]:.1%} of the sixth")
-    left.plot(range(1, 8), by_place, marker="o", label=name)
 
 # What a wider beam finds, whom to blame when the best it finds is wrong, and what three models know together.
 bars = {f"model {n}": exact(greedy(model, **asked)) for n, model in enumerate(members)}
@@ -76,6 +75,15 @@ bars["ensemble of 3"] = exact(greedy(Ensemble(members), **asked))
 members[0].load_state_dict(average(model.state_dict() for model in members))
 bars["mean of weights"] = exact(greedy(members[0], **asked))
 print(", ".join(f"{name} {value:.1f} %" for name, value in bars.items()))
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
+plt.style.use(Path(__file__).with_name("book.mplstyle"))
+figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
+for name, by_place in places.items():
+    left.plot(range(1, 8), by_place, marker="o", label=name)
+for name, sure in confident.items():
+    middle.hist(sure, bins=20, range=(0, 1), alpha=0.6, label=name)
 left.set(xlabel="place in the target", ylabel="right", title="forcing")
 middle.set(xlabel="probability of the likeliest token", ylabel="tokens", title="smoothing", yscale="log")
 right.set(xlabel="sequences exactly right, %", title="decoding")
@@ -83,3 +91,4 @@ right.barh(list(bars)[::-1], list(bars.values())[::-1], color="#5c4a8a")
 left.legend()
 middle.legend()
 figure.savefig(folder / "11_training.png")
+# --8<-- [end:figures]

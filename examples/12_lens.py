@@ -1,3 +1,4 @@
+# --8<-- [start:code]
 """Reading attention: what a sentence encoder looks at, and how much of that tells why it says what it says.
 
 Writes 12_heads.png, all heads of all-MiniLM-L6-v2 on a sentence, and 12_words.png. For its weights see below.
@@ -74,6 +75,9 @@ for name, heads in {**chosen, "least in the layers of the first": torch.cat(alik
         moved = 1 - (torch.cat([vectors(ids) for _, ids in every]) * whole).sum(-1).mean()
     low, high = rest.flatten()[heads].aminmax()
     print(f"the {DROPPED} heads that rest {name} there, by {low:.0%} to {high:.0%}, move the vectors by {moved:.3f}")
+# --8<-- [end:code]
+# --8<-- [start:figures]
+
 grid([A.select(batch=0) for A in tape.values()]).savefig(folder / "12_heads.png", dpi=70)
 plt.style.use(Path(__file__).with_name("book.mplstyle"))
 figure, panels = plt.subplots(4, 1, figsize=(8, 4.2), sharex=True, subplot_kw={"yticks": [], "frame_on": False})
@@ -83,3 +87,4 @@ for panel, (name, worth) in zip(panels, readings.items(), strict=True):
     panel.set_title(name, fontsize=8, loc="left", pad=10)
 panels[-1].set_xticks(range(len(worth)), tokens[1:-1])
 figure.savefig(folder / "12_words.png")
+# --8<-- [end:figures]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import regard
+from regard.views.figures.canvas import WHITE_TO_DARK
 
 torch.manual_seed(0)
 plt.style.use(Path(__file__).with_name("book.mplstyle"))
@@ -157,7 +158,7 @@ print("exp(e) / sum of e^(exp(e)) :", [round(x, 3) for x in twice.tolist()], f"s
 
 figure, axes = plt.subplots(1, len(panels), figsize=(11, 2.3))
 for axis, (title, pairs) in zip(axes, panels.items(), strict=True):
-    axis.imshow(pairs, cmap="magma_r", vmin=0, vmax=1.6)
+    axis.imshow(pairs, cmap=WHITE_TO_DARK, vmin=0, vmax=1.6)
     axis.set_title(title, fontsize=8)
     axis.set(xticks=[], yticks=[])
 figure.savefig(folder / "five_tutorials.png")

@@ -32,6 +32,7 @@ from regard.nn import (
     SqueezeExcite,
     T5Bias,
 )
+from regard.views.figures.canvas import WHITE_TO_DARK
 
 torch.manual_seed(0)
 n, dim = 12, 16
@@ -193,6 +194,7 @@ pictures["selective_kernel"] = SelectiveKernel(channels, kernels=(3, 5, 7)).weig
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
 for name, A in pictures.items():
-    pixels = A.detach().sqrt().repeat_interleave(6, 0).repeat_interleave(6, 1)
-    plt.imsave(folder / f"layers_{name}.png", pixels, cmap="magma", vmin=0)
+    cell = max(6, 240 // max(A.shape))  # pixels
+    pixels = A.detach().sqrt().repeat_interleave(cell, 0).repeat_interleave(cell, 1)
+    plt.imsave(folder / f"layers_{name}.png", pixels, cmap=WHITE_TO_DARK, vmin=0)
 print(f"wrote {len(pictures)} pictures")

@@ -230,16 +230,72 @@ def test_papers_that_a_page_names_are_in_the_list_of_papers(page):
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
-def test_the_example_of_a_chapter_fits_on_two_screens(page):
-    lines = (ROOT / "examples" / f"{page.stem}.py").read_text(encoding="utf8").splitlines()
-    assert len(lines) <= 85
-    assert max(map(len, lines)) <= 120
+def test_the_example_of_a_chapter_fits_on_two_screens_and_draws_last(page):
+    example = (ROOT / "examples" / f"{page.stem}.py").read_text(encoding="utf8")
+    code, figures = example.split("# --8<-- [start:figures]")
+    assert len(code.splitlines()) <= 90
+    assert max(map(len, example.splitlines())) <= 120
+    assert "plt." not in code
+    assert ".savefig(" in figures
+    text = page.read_text(encoding="utf8")
+    assert f'\n--8<-- "examples/{page.stem}.py:code"' in text
+    assert f'\n    --8<-- "examples/{page.stem}.py:figures"' in text  # folded
+
+
+# The words of the field.
+
+BEGINS_WITH = {  # in the first sentence of a chapter, or in its headings
+    1: "sequence to sequence, recurrent neural network cell, context vector",
+    2: "Bahdanau attention, weighted sum, context vector, alignment",
+    3: "query, keys, values, weighted sum, many queries at once",
+    4: "attention scores, scaled dot-product attention, additive, dot-product, bilinear attention, vanishing gradients",
+    5: "masked self-attention, padding mask",
+    6: "multi-head attention, MultiHeadAttention class",
+    7: "positional encoding, relative, rotary",
+    8: "Transformer block, self-attention, position-wise feed-forward network, residual, layer normalization",
+    9: "attention in convolutional networks, image classification, image captioning",
+    10: "quadratic cost, complexity, path length, recurrent, convolutional, local, sliding window, memory bank",
+    11: "cross-entropy, teacher forcing, label smoothing, dropout, greedy, beam search, ensembling",
+    12: "interpretability, attention",
+}
+
+
+def plain_words(text: str) -> str:
+    """The text without code blocks and marks, in lower case, on one line."""
+    text = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return " ".join(re.sub(r"[*`#]", "", text).lower().split())
+
+
+def test_each_name_of_the_glossary_occurs_in_the_chapter_that_it_links_to():
+    glossary = (DOCS / "glossary.md").read_text(encoding="utf8")
+    linked = [re.search(r"\A([^\n]*)\n.*?\]\((book/\w+\.md)\)", text, re.DOTALL) for text in glossary.split("\n## ")]
+    sections = [found.groups() for found in linked[1:] if found]
+    texts = {page: plain_words((DOCS / page).read_text(encoding="utf8")) for _, page in sections}
+    named = [(name.lower(), page) for names, page in sections for name in names.split(", ")]
+    missing = [(name, page) for name, page in named if name not in texts[page]]
+    assert len(sections) > 80
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
+def test_a_chapter_begins_with_the_words_of_the_field(page):
+    text = page.read_text(encoding="utf8")
+    first = re.split(r"(?<=\w)\.\s", text.partition("\n\n")[2], maxsplit=1)[0]
+    shown = plain_words("\n".join([first, *re.findall(r"^#+ (.*)", text, flags=re.MULTILINE)]))
+    assert [word for word in BEGINS_WITH[int(page.stem[:2])].split(", ") if word.lower() not in shown] == []
+
+
+def test_the_table_of_path_lengths_is_what_its_example_measures():
+    printed = ran([str(ROOT / "examples" / "complexity.py")], ROOT).splitlines()[1:]
+    rows = [row for row in cells(DOCS / "book" / "10_reach.md", "| layer | layers |") if row[-1].endswith(" ms")]
+    found = [re.match(r"(.*?)\s{2,}(\d+)\s+(\d+)\s", line).groups() for line in printed]
+    assert [tuple(row[:3]) for row in rows] == found
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
 def test_a_chapter_is_short_and_ends_with_an_exercise_that_is_answered(page):
     text = page.read_text(encoding="utf8")
-    assert 40 <= len(text.splitlines()) <= 170
+    assert 40 <= len(text.splitlines()) <= 260
     answer = re.search(r"`(test_\w+)` in `(tests/test_exercises_[ab]\.py)`", text.partition("## Exercise")[2])
     assert answer is not None
     assert f"def {answer[1]}(" in (ROOT / answer[2]).read_text(encoding="utf8")
