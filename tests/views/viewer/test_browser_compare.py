@@ -22,6 +22,13 @@ def test_heads_are_ranked_and_open_as_two_maps_with_the_same_words_beside_each_o
         watched.press("8")
         expected = ours.compare(theirs)
         assert watched.numbers(".ranked td:nth-child(3)") == pytest.approx(list(expected["difference"]), rel=6e-3)
+        for by in ("js", "mse"):
+            page.select_option("[data-control='rank by']", by)
+            assert watched.numbers(".ranked td:nth-child(3)") == pytest.approx(
+                list(ours.compare(theirs, by=by)[by]), rel=6e-3
+            )
+        page.select_option("[data-control='rank by']", "difference")
+        page.focus(".compare")
         assert page.locator(".edits del").all_inner_texts() == ["so", "big"]
         assert page.locator(".edits ins").all_inner_texts() == ["now just", "small"]
         assert float(watched.table()[1][2]) == pytest.approx(expected["difference"][0], rel=1e-6)

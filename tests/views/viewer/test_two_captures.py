@@ -50,7 +50,21 @@ def test_heads_are_ranked_as_the_tape_ranks_them(asked, pair):
     for name in ("head", "difference", "largest", "query", "key", "other_query", "other_key", "unaligned"):
         assert [row[name] for row in found] == list(expected[name])
     assert [pair[0].layers[row["layer"]] for row in found] == list(expected["layer"])
+    for by in two_captures.MEASURES:
+        places = {(pair[0].layers[row["layer"]], row["head"]): row for row in found}
+        table = pair[0].compare(pair[1], by=by)
+        for layer, head, value in zip(table["layer"], table["head"], table[by], strict=True):
+            assert places[layer, head][by] == (None if math.isinf(value) else value)
     assert asked.comparison() is asked.comparison()  # computed once
+
+
+def test_an_infinite_divergence_is_null():
+    ours, theirs = Tape({("a", 0): weights(*torch.randn(2, 1, 1, 2, 8))}), tape_of(["a", "b"], 1, ("a",), 1)
+    ours.tokens = ["a", "b"]  # the first query looks at "b", which the other tape hides from it
+    with closing(Worker()) as worker:
+        [row] = json.loads(ViewerApi([Capture(ours, "x"), Capture(theirs, "y")], worker).comparison())["rows"]
+    assert row["kl"] is None
+    assert row["js"] > 0
 
 
 def test_layers_of_texts_of_different_lengths_are_counterparts_and_their_tokens_aligned(asked):

@@ -43,13 +43,13 @@ class AlignedAxis:
 
 def compare(pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]], by: By = "difference") -> Any:
     """Return a table with a row for each layer, call, batch row and head, those first that differ most."""
-    return as_table(by_difference((row for rows in compare_layers(pairs, by) for row in rows), by))
+    return as_table(by_difference((row for rows in compare_layers(pairs, [by]) for row in rows), by))
 
 
 def compare_layers(
-    pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]], by: By = "difference"
+    pairs: Iterable[tuple[Key, ComparedLayer, ComparedLayer]], measures: Sequence[By]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each layer: one for each batch row and head."""
+    """Yield the rows of each layer: one for each batch row and head, with these differences."""
     known: dict[Any, tuple[Tensor, Tensor]] = {}
     for (name, call), ours, theirs in pairs:
         rows: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def compare_layers(
             axes = align_axes(ours, theirs, batch, (name, call), known)
             A, B = (layer.A.select(batch=batch) for layer in (ours, theirs))
             found = {"layer": shown_name(name), "call": call, "batch": batch}
-            rows += [found | numbers for numbers in _differences(A, B, *axes, by)]
+            rows += [found | numbers for numbers in _differences(A, B, *axes, measures)]
         yield rows
 
 
@@ -122,11 +122,14 @@ def _align_axis(
     return AlignedAxis(positions[0][chosen[0]], positions[1][chosen[1]], labels)
 
 
-def _differences(A: Weights, B: Weights, queries: AlignedAxis, keys: AlignedAxis, by: By) -> list[dict[str, Any]]:
+def _differences(
+    A: Weights, B: Weights, queries: AlignedAxis, keys: AlignedAxis, measures: Sequence[By]
+) -> list[dict[str, Any]]:
     """Return the numbers of each head of one batch row, a few queries at a time, in float64."""
     h, device = A.shape[-3], A.device
-    total, ours_alone, theirs_alone = (torch.zeros(h, dtype=torch.float64, device=device) for _ in range(3))
-    largest, place = total - 1, torch.zeros(h, dtype=torch.long, device=device)
+    ours_alone, theirs_alone = (torch.zeros(h, dtype=torch.float64, device=device) for _ in range(2))
+    totals = {name: torch.zeros_like(ours_alone) for name in measures}
+    largest, place = ours_alone - 1, torch.zeros(h, dtype=torch.long, device=device)
     cols, n = [x.to(device) for x in (keys.ours, keys.theirs)], len(keys.ours)
     step = max(1, CHUNK_ENTRIES // max(1, h * max(A.shape[-1], B.shape[-1])))
     for start in range(0, len(queries.ours) if n else 0, step):
@@ -136,21 +139,23 @@ def _differences(A: Weights, B: Weights, queries: AlignedAxis, keys: AlignedAxis
         ours_alone += parts[0].sum((1, 2)) - a.sum((1, 2))
         theirs_alone += parts[1].sum((1, 2)) - b.sum((1, 2))
         difference = (a - b).flatten(1)
-        if by == "difference":
-            total += difference.abs().sum(1) / n
-        else:
-            total += row_divergence(by, n, a, log_weights(a), b, log_weights(b)).sum(1)
+        logs = [log_weights(x) for x in (a, b)] if {"kl", "js"} & totals.keys() else [a, b]
+        for name in totals:
+            if name == "difference":
+                totals[name] += difference.abs().sum(1) / n
+            else:
+                totals[name] += row_divergence(name, n, a, logs[0], b, logs[1]).sum(1)
         found, where = difference.abs().max(1)
         is_larger = found > largest.abs() if start else found >= 0
         place = torch.where(is_larger, where + start * n, place)
         largest = torch.where(is_larger, difference.gather(1, where[:, None]).squeeze(1), largest)
     i = len(queries.ours)
     if not i or not n:
-        return [{"head": head, by: math.nan} for head in range(h)]
+        return [{"head": head, **dict.fromkeys(measures, math.nan)} for head in range(h)]
     return [
         {
             "head": head,
-            by: float(total[head]) / i,
+            **{name: float(total[head]) / i for name, total in totals.items()},
             "largest": float(largest[head]),
             **_place(queries, keys, int(place[head]) // n, int(place[head]) % n),
             "unaligned": float(ours_alone[head]) / i,

@@ -628,10 +628,12 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
             tape.warn_partial("the comparison")
         return compare(layers, by)
 
-    def comparing(self, other: Tape, *, by: By = "difference") -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of `compare` layer by layer, not ranked."""
-        check_by(by)
-        return compare_layers(self._layers_beside(other), by)
+    def comparing(self, other: Tape, *, by: By | Sequence[By] = "difference") -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of `compare` layer by layer, not ranked; `by` may name several differences."""
+        measures: Sequence[Any] = [by] if isinstance(by, str) else by
+        for name in measures:
+            check_by(name)
+        return compare_layers(self._layers_beside(other), measures)
 
     def align_with(self, other: Tape, key: Any, *, batch: int = 0) -> tuple[AlignedAxis, AlignedAxis]:
         """Return which queries and which keys of a layer are the same in another tape, as `compare` aligns them."""

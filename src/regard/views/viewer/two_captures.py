@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ...lens.tape.comparison import by_difference
+from ...lens.tape.comparison import By, by_difference
 from ...ops.weights import Weights
 from .captures import MAX_BACKGROUND_WEIGHTS, ApiError, Library, no_summary_error
 
-NUMBERS = ("difference", "largest", "unaligned", "other_unaligned")
+MEASURES: tuple[By, ...] = ("difference", "js", "kl", "mse")  # the reader ranks by one of them
+NUMBERS = (*MEASURES, "largest", "unaligned", "other_unaligned")
 PLACES = ("query", "key", "other_query", "other_key")
 Run = tuple[int, int, int]  # the first position in the one text, the first in the other, and how many follow
 
@@ -33,7 +34,8 @@ def compared_weights(library: Library) -> int:
 def ranked_heads(library: Library) -> Iterator[float | list[dict[str, Any]]]:
     """Compare the captures a layer at a time: yield the share that is done, and at last the rows, ranked.
 
-    Each row is of a layer, by its number in both captures, a batch row and a head; see `Tape.compare`.
+    Each row is of a layer, by its number in both captures, a batch row and a head, with every difference of
+    `MEASURES`; see `Tape.compare`. They are in the order of the first.
     """
     ours, theirs = library.captures
     largest = max((A.shape.numel() for of in (ours, theirs) for A in map(of.entry, range(len(of.keys)))), default=0)
@@ -41,13 +43,13 @@ def ranked_heads(library: Library) -> Iterator[float | list[dict[str, Any]]]:
         raise no_summary_error()
     found: list[list[dict[str, Any]]] = []
     try:
-        for rows in ours.tape.comparing(theirs.tape):
+        for rows in ours.tape.comparing(theirs.tape, by=MEASURES):
             layer, other = len(found), theirs.keys.index(ours.keys[len(found)])
             found.append([_row(row, layer, other) for row in rows])
             yield len(found) / len(ours.keys)
     except (TypeError, ValueError) as error:
         raise ApiError(400, f"the captures cannot be compared: {error}", "capture the same model twice") from None
-    yield [_without_nan(row) for row in by_difference(chain.from_iterable(found))]
+    yield [_as_json(row) for row in by_difference(chain.from_iterable(found))]
 
 
 def aligned_runs(library: Library, capture: int, layer: int, batch: int) -> dict[str, list[Run]]:
@@ -83,6 +85,8 @@ def _row(row: dict[str, Any], layer: int, other: int) -> dict[str, Any]:
     return {"layer": layer, "other": other, "batch": row["batch"], "head": row["head"], **kept}
 
 
-def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row whose numbers are JSON: without those that are NaN."""
-    return {name: x for name, x in row.items() if not (isinstance(x, float) and math.isnan(x))}
+def _as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose numbers are JSON: without those that are NaN, and None for an infinite divergence."""
+    return {
+        name: None if x == math.inf else x for name, x in row.items() if not (isinstance(x, float) and math.isnan(x))
+    }

@@ -1,7 +1,7 @@
 // Compare: the heads of two captures ranked by how much they differ, under the edits that lead from one text to the other.
 
 import { type App, layerNames, type View, words } from "./app";
-import { notice } from "./controls";
+import { menu, notice } from "./controls";
 import { type Child, el, fill } from "./element";
 import { mark, number } from "./legend";
 import type { Token } from "./marks";
@@ -14,6 +14,16 @@ const LONG = 96; // tokens from which on the map opens at the largest difference
 const FAR = 48; // tokens across then
 const MOST_EDITS = 60; // shown of a text
 const SIGHT = 4; // kept words around an edit
+
+/** The differences by which heads are ranked, and what each is, after "mean" and before "over". */
+const MEASURES = { difference: "difference", js: "Jensen-Shannon", kl: "Kullback-Leibler", mse: "squared difference" };
+type Measure = keyof typeof MEASURES;
+const MEANINGS: Record<Measure, string> = {
+  difference: "mean size of A − B over all pairs of tokens that both texts have",
+  js: "mean Jensen-Shannon divergence of the rows of A and B, in nats: 0 if equal, at most 0.693",
+  kl: "mean Kullback-Leibler divergence of the rows of B from those of A, in nats",
+  mse: "mean square of A − B over all pairs of tokens that both texts have",
+};
 
 /** A stretch of two texts: the same in both, or what the one has in place of the other's. */
 interface Stretch {
@@ -28,6 +38,7 @@ export class CompareView implements View {
   private tokens: [Token[] | null, Token[] | null] = [null, null];
   private asked = "";
   private most = AT_A_TIME;
+  private by: Measure = "difference";
 
   constructor(
     private readonly app: App,
@@ -52,24 +63,26 @@ export class CompareView implements View {
   }
 
   table(): string[][] {
-    const named = ["difference", "largest difference", "query", "key", "query of B", "key of B"];
-    const head = ["layer", "head", ...named, "to tokens of A alone", "to tokens of B alone"];
+    const named = ["largest difference", "query", "key", "query of B", "key of B"];
+    const head = ["layer", "head", "difference", "js", "kl", "mse", ...named, "to tokens of A alone", "to tokens of B alone"];
     const { layers } = this.app.session.captures[0];
     const rows = this.rows.map((row) => [
       layers[row.layer].name,
       String(layers[row.layer].heads[row.head]),
-      ...[row.difference, row.largest, row.query, row.key, row.other_query, row.other_key, row.unaligned, row.other_unaligned].map(
-        (value) => String(value ?? ""),
-      ),
+      ...[row.difference, row.js, row.kl === null ? "inf" : row.kl, row.mse],
+      ...[row.largest, row.query, row.key, row.other_query, row.other_key, row.unaligned, row.other_unaligned],
     ]);
-    return [head, ...rows];
+    return [head, ...rows.map((row) => row.map((value) => String(value ?? "")))];
   }
 
   private async show(key: string): Promise<void> {
     const { source, state } = this.app;
     const { batch } = state;
     const all = await source.comparison();
-    this.rows = all.filter((row) => row.batch === batch);
+    this.rows = ranked(
+      all.filter((row) => row.batch === batch),
+      this.by,
+    );
     const first = [...this.rows].sort((a, b) => a.layer - b.layer)[0];
     if (!first) return fill(this.body, notice("The captures have no heads to compare."));
     const place = { capture: 0, layer: first.layer, batch };
@@ -91,9 +104,15 @@ export class CompareView implements View {
     const marks = el(
       "p",
       { class: "marks legend-label" },
-      mark("meter", "mean size of A − B over all pairs of tokens that both texts have; the table is in this order"),
+      mark("meter", `${MEANINGS[this.by]}; the table is in this order`),
     );
-    fill(this.body, el("h2", {}, "Heads by how much they differ"), names, known, marks, this.list());
+    const choice = menu("rank by", MEASURES, this.by, (by) => {
+      this.by = by;
+      this.rows = ranked(this.rows, by);
+      this.draw(parts);
+      this.body.querySelector<HTMLElement>("[data-control='rank by']")?.focus();
+    });
+    fill(this.body, el("h2", {}, "Heads by how much they differ"), names, known, choice, marks, this.list());
   }
 
   /** The texts as one: words of A alone struck out, words of B alone underlined. */
@@ -119,10 +138,10 @@ export class CompareView implements View {
   }
 
   private list(): HTMLElement {
-    const titles = ["layer", "head", "difference", "largest difference", "A: on words of A alone", "B: on words of B alone"];
+    const titles = ["layer", "head", MEASURES[this.by], "largest difference", "A: on words of A alone", "B: on words of B alone"];
     const head = el("tr", {}, ...titles.map((title, n) => el("th", { scope: "col", colspan: n === 2 ? 2 : null }, title)));
     const names = layerNames(this.app.session.captures[0].layers);
-    const most = this.rows[0]?.difference || 1;
+    const most = Math.max(...this.rows.map((row) => row[this.by] ?? 0)) || 1;
     const rows = this.rows.slice(0, this.most).map((row) => this.row(row, names[row.layer], most));
     const left = this.rows.length - rows.length;
     const more = (): void => {
@@ -135,10 +154,11 @@ export class CompareView implements View {
   }
 
   private row(row: ComparedHead, name: string, most: number): HTMLElement {
-    const { difference, largest, query, key, unaligned, other_unaligned } = row;
+    const { largest, query, key, unaligned, other_unaligned } = row;
+    const value = row[this.by];
     const head = this.app.session.captures[0].layers[row.layer].heads[row.head];
     const bar = el("i");
-    bar.style.width = `${(100 * (difference ?? 0)) / most}%`;
+    bar.style.width = `${value === null ? 100 : (100 * (value ?? 0)) / most}%`;
     const share = (value: number | undefined): string => (value === undefined ? "" : `${(100 * value).toFixed(1)} %`);
     const place = query === undefined || key === undefined ? "" : this.pair(row);
     const sign = (largest ?? 0) > 0 ? "+" : "";
@@ -153,7 +173,7 @@ export class CompareView implements View {
       { onclick: (event: MouseEvent) => event.target instanceof HTMLButtonElement || open() },
       el("td", {}, button),
       el("td", {}, head),
-      el("td", { class: "number" }, difference === undefined ? "no common words" : number(difference, 3)),
+      el("td", { class: "number" }, value === undefined ? "no common words" : value === null ? "infinite" : number(value, 3)),
       el("td", {}, el("span", { class: "meter" }, bar)),
       el("td", {}, largest === undefined ? "" : el("span", { class: "number" }, sign + number(largest, 3)), " ", place),
       el("td", { class: "number" }, share(unaligned)),
@@ -189,6 +209,12 @@ export class CompareView implements View {
       axis: "query",
     });
   }
+}
+
+/** The rows by one difference, the largest first; infinite ones before all, those without a number last. */
+function ranked(rows: ComparedHead[], by: Measure): ComparedHead[] {
+  const size = (row: ComparedHead): number => (row[by] === null ? Infinity : (row[by] ?? -1));
+  return [...rows].sort((a, b) => (size(a) === size(b) ? 0 : size(b) - size(a)));
 }
 
 /** What two texts have in common and what each has alone, in order; a token in place of another is of each alone. */

@@ -9,6 +9,7 @@ export const CONTROLS = {
   layer: "The layer on screen.",
   head: "The head on screen; mean and max are taken over all heads of the layer, weight by weight.",
   compare: "Show the map beside another one: the other capture's, or another head's.",
+  "rank by": "How the heads of two captures are compared: the mean difference of their weights, or a divergence of their rows.",
   layout: "Both maps and their difference, or the difference alone.",
   scale: "How weights become colours: sqrt and log show small weights that linear hides.",
   colours: "The colours of weights.",

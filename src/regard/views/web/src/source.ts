@@ -170,6 +170,10 @@ export interface ComparedHead {
   batch: number;
   head: number;
   difference?: number;
+  /** Divergences in nats, and the mean squared difference; null where one is infinite. */
+  js?: number;
+  kl?: number | null;
+  mse?: number;
   largest?: number;
   query?: number;
   key?: number;
