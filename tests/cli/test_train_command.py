@@ -194,6 +194,16 @@ def test_setting_given_by_its_field_and_its_flag_is_refused(tmp_path):
         read_config(tmp_path / "a.toml", Plan)
 
 
+def test_a_null_setting_that_earlier_versions_wrote_for_every_task_is_left_out(tmp_path):
+    settings = {"steps": 9, "forcing": None, "forcing_k": None}
+    (tmp_path / "plan.json").write_text(json.dumps({"training": settings}))
+    plan = make_plan(Plan, read_config(tmp_path / "plan.json", Plan), {}, {}, source=None)
+    assert plan.training.steps == 9
+    (tmp_path / "plan.json").write_text(json.dumps({"training": settings | {"forcing": "linear"}}))
+    with pytest.raises(ValueError, match="unknown key 'forcing'"):
+        make_plan(Plan, read_config(tmp_path / "plan.json", Plan), {}, {}, source=None)
+
+
 @pytest.mark.parametrize("name", ["a.yaml", "a.yml"])
 def test_yaml_is_refused_by_name(name, tmp_path):
     (tmp_path / name).write_text("model:\n  kind: rnn\n")

@@ -40,6 +40,8 @@ P = TypeVar("P", bound=TrainingPlan)
 
 CHANGEABLE_SECTIONS = ("data", "valid", "batching", "training")  # may change when a run is resumed
 MAX_CONFIG_BYTES = 2**20
+# Settings that earlier versions wrote into the plan of every task; null says that they had no effect.
+ONCE_OF_ALL_TASKS = ("forcing", "forcing_k")
 PANELS = {"data": "Training data", "valid": "Validation data", "finetuning": "Fine-tuning"}
 
 Values = Mapping[str, Mapping[str, Any]]
@@ -249,6 +251,8 @@ def _by_field(section: str, group: type, settings: Mapping[str, Any], source: st
     keys |= {field.name: field.name for field in dataclasses.fields(group)}
     found: dict[str, Any] = {}
     for key, value in settings.items():
+        if key in ONCE_OF_ALL_TASKS and key not in keys and value is None:
+            continue
         field = keys.get(key.replace("-", "_"), key)
         if field in found:
             raise ValueError(f"{source} [{section}]: {key!r} is given twice, also as {field!r}; leave one out")
