@@ -1,4 +1,4 @@
-"""The lens: capture the attention of any PyTorch model at any length, then measure, trace, align or ablate it."""
+"""The lens: capture the attention of any PyTorch model at any length, then measure, trace, align or edit it."""
 
 from .analysis.ablation import ablate, ablation_importance, importance
 from .analysis.alignment import (
@@ -39,6 +39,7 @@ from .analysis.pair_steps import PairSteps, pair_steps
 from .analysis.positional_heads import positional
 from .capture import capture
 from .capture_warning import CaptureWarning
+from .edits import Boost, Cut, Only, Scale, Temperature, edit, generated
 from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
 from .linter.check import check
@@ -58,8 +59,10 @@ from .tape.tape import Tape
 __all__ = [
     "AlignmentScore",
     "AttentionBugError",
+    "Boost",
     "CaptureWarning",
     "CheckReport",
+    "Cut",
     "EdgeWeights",
     "Extras",
     "Finding",
@@ -70,12 +73,15 @@ __all__ = [
     "Links",
     "Monitor",
     "NotUnderstood",
+    "Only",
     "PairSteps",
     "ProjectionRows",
     "Reduced",
     "SampledWeights",
+    "Scale",
     "Sinks",
     "Tape",
+    "Temperature",
     "Unseen",
     "ablate",
     "ablation_importance",
@@ -88,7 +94,9 @@ __all__ = [
     "dead_head",
     "diagonality",
     "duplicate_token",
+    "edit",
     "equal_heads",
+    "generated",
     "gradient_attention",
     "head_clusters",
     "head_errors",

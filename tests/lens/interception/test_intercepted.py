@@ -1,13 +1,11 @@
 """One intercepted attention call: read, or replaced by another."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard import Causal
+from regard import Causal, Dot
 from regard.lens import NotUnderstood
 from regard.lens.interception.intercept import intercept
 from regard.lens.interception.intercepted import HEADS_SECOND, HEADS_THIRD
@@ -15,13 +13,13 @@ from tests.lens.kernel_layers import QkvLayer, qkv
 
 
 class Replacing:
-    """Consumer that computes another call instead."""
+    """Consumer that computes another attention instead."""
 
     def __init__(self, change):
         self.change = change
 
     def observe(self, attention):
-        return attention.computed_from(self.change(attention.kernel_call))
+        return attention.replaced_by(self.change(attention.understood()))
 
 
 def sdpa(q, k, v):
@@ -45,7 +43,7 @@ def test_weights_that_were_changed_after_the_softmax_take_no_mask():
     message = r"its weights were changed after the softmax \(roll\), and a mask comes before it"
     with (
         pytest.raises(NotUnderstood, match=message),
-        intercept(nn.Sequential(Mixed()), Replacing(lambda call: call.masked(Causal()))) as mode,
+        intercept(nn.Sequential(Mixed()), Replacing(lambda seen: seen.masked(Causal()))) as mode,
     ):
         mode.model(qkv())
 
@@ -53,20 +51,20 @@ def test_weights_that_were_changed_after_the_softmax_take_no_mask():
 def test_weights_that_were_changed_after_the_softmax_can_be_replaced():
     model, x = nn.Sequential(Mixed()), qkv()
     plain = model(x)
-    with intercept(model, Replacing(lambda call: replace(call, v=-call.v))):
+    with intercept(model, Replacing(lambda seen: seen._replace(v=-seen.v))):
         torch.testing.assert_close(model(x), -plain)
 
 
 def test_a_call_that_is_not_understood_cannot_be_replaced():
     model = nn.Sequential(Weighted())
     message = "the attention of 0 cannot be replaced: the weights that"
-    with pytest.raises(NotUnderstood, match=message), intercept(model, Replacing(lambda call: call.masked(Causal()))):
+    with pytest.raises(NotUnderstood, match=message), intercept(model, Replacing(lambda seen: seen.masked(Causal()))):
         model(qkv())
 
 
 def test_arguments_of_a_call_can_be_replaced():
     model, x = nn.Sequential(QkvLayer(sdpa)), qkv()
-    with intercept(model, Replacing(lambda call: replace(call, scale=0.0))):
+    with intercept(model, Replacing(lambda seen: seen._replace(score=Dot(scale=0.0)))):
         out = model(x)
     torch.testing.assert_close(out, x.chunk(3, -1)[2].mean(1, keepdim=True).expand_as(out))
 

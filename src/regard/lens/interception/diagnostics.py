@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -91,16 +92,25 @@ def note_unseen_layers(mode: AttentionMode, recorder: Recorder) -> None:
 
 def _note_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:
     """Note the layers with a softmax that looks like attention and was not recorded."""
-    lost = [layer for layer, each in mode.softmaxes.items() if not all(each)]
-    for layer in lost:
-        average = mode.left_out.get(layer)
-        kind, reason = ("softmax", NEVER_AVERAGED) if average is None else (average.kind, average.reason)
+    known = [*recorder.recorded_layers, *(each.layer for each in recorder.unseen)]
+    for layer, (kind, reason) in unrecognized_softmax(mode, known).items():
         recorder.note_unseen(layer, kind, reason)
-    if mode.unclear:
-        known = [*lost, *recorder.recorded_layers, *(each.layer for each in recorder.unseen)]
-        for layer in sorted(mode.unclear):
-            if not any(within(layer, part) for part in known):
-                recorder.note_unseen(layer, "softmax", NO_PRODUCT)
+
+
+def unrecognized_softmax(mode: AttentionMode, known: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return kind and reason for each layer with a softmax that looks like attention and was not observed.
+
+    `known` are the layers that were.
+    """
+    found = {}
+    for layer in (layer for layer, each in mode.softmaxes.items() if not all(each)):
+        average = mode.left_out.get(layer)
+        found[layer] = ("softmax", NEVER_AVERAGED) if average is None else (average.kind, average.reason)
+    seen = [*found, *known]
+    for layer in sorted(mode.unclear):
+        if not any(within(layer, part) for part in seen):
+            found[layer] = "softmax", NO_PRODUCT
+    return found
 
 
 def warn_unseen(recorder: Recorder) -> None:

@@ -67,7 +67,14 @@ from ..recording.unseen import failure_reason
 from ..terms.interpret import Interpreter
 from .edge_proof import EdgeProofs, passes_messages
 from .func_transforms import UNSUPPORTED, unwrap_transforms
-from .intercepted import HEADS_SECOND, Consumer, InterceptedAttention, OutputLayout
+from .intercepted import (
+    HEADS_SECOND,
+    Consumer,
+    InterceptedAttention,
+    OutputLayout,
+    note_replacement,
+    replacement_of,
+)
 from .kernel_call import KernelCall, NotUnderstood, OutputProof
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
@@ -181,6 +188,7 @@ class AttentionMode(TorchFunctionMode):
         self.here = _ThreadState(with_gradients=not self.is_observer, is_buffer=_Buffers(model))
         self.softmaxes: dict[str, list[list[bool]]] = {}  # layer -> per softmax over q-k scores: [True] once averaged
         self.left_out: dict[str, NotAttention] = {}  # layer -> an average of its softmax that is no attention
+        self.over_edges: set[str] = set()  # layers with a softmax over the edges of a graph, if nothing is recorded
         self.unclear: set[str] = set()  # layers named attention with a softmax over something else
         self._on = False
 
@@ -211,6 +219,7 @@ class AttentionMode(TorchFunctionMode):
             for hook in hooks:
                 hook.remove()
             self._withdraw()
+            note_replacement(None, None)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -239,9 +248,13 @@ class AttentionMode(TorchFunctionMode):
         attention = InterceptedAttention(self, layer, read_call, out, layout, proof, projection, guess)
         _PAUSED.count += 1
         try:
-            return self.consumer.observe(attention)
+            changed = self.consumer.observe(attention)
         finally:
             _PAUSED.count -= 1
+        if not self.is_observer and (not attention.has_run or changed is not attention.out):
+            replacement = attention.replacement or (replacement_of(attention.out) if attention.has_run else None)
+            note_replacement(changed, replacement)
+        return changed
 
     def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
         """Hand a call of a patched kernel to the consumer; return the output that the model goes on with."""
@@ -254,6 +267,8 @@ class AttentionMode(TorchFunctionMode):
 
     def _observe_edges(self, to_edge_weights: Callable[[KernelRun, nn.Module], EdgeWeights], run: KernelRun) -> None:
         """Record a softmax over the edges of a graph; consumers that change heads leave it as it is."""
+        if self.recorder is None:
+            self.over_edges.add(self._layer)
         if self.recorder is None or not self.recorder.is_wanted(self._layer):
             return
         try:
@@ -355,11 +370,11 @@ class AttentionMode(TorchFunctionMode):
             check_not_nested(*args, **kwargs)
         if func is attend:
             read_call, run = partial(_attend_call, *args, **kwargs), partial(func, *args, **kwargs)
-            return self.observe(self._layer, read_call, run() if self.is_observer else partial(run_resumed, run))
+            return self.observe(self._layer, read_call, run() if self.is_observer else _run_on_demand(run))
         if func is F.multi_head_attention_forward:
             return self._multi_head({**MULTI_HEAD_DEFAULTS, **dict(zip(MULTI_HEAD, args, strict=False)), **kwargs})
         if not self.is_observer:
-            return self._dot_product(partial(func, *args, **kwargs), None, *args, **kwargs)
+            return self._dot_product(_run_on_demand(partial(func, *args, **kwargs)), None, *args, **kwargs)
         q, k = (args[n] if len(args) > n else kwargs[name] for n, name in enumerate(("query", "key")))
         is_short = q.ndim == k.ndim == 4 and is_recompute_cheap(q, k)
         out, statistic = (run_sdpa(*args, **kwargs), None) if is_short else sdpa_with_lse(*args, **kwargs)
@@ -455,7 +470,7 @@ class AttentionMode(TorchFunctionMode):
         changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof, guess=eager.guess)
         if eager.context and (entry := self._latest_entry) is not before:
             self.here.tracker.contexts.keep(eager.context, (self._layer, entry))
-        return changed if projection is None else projection.apply(changed)
+        return changed if projection is None else _passed_on(projection.apply(changed), changed)
 
     @property
     def _latest_entry(self) -> Record | Reduced | SparseWeights | None:
@@ -465,6 +480,7 @@ class AttentionMode(TorchFunctionMode):
     def _leave_out(self, average: NotAttention) -> None:
         """Note an average that is no attention; if its softmax may yet average something else, wait for the end."""
         if self.recorder is None:
+            self.left_out[self._layer] = average
             return
         layer = self._layer
         if average.withdrawn is not None:
@@ -516,7 +532,7 @@ class AttentionMode(TorchFunctionMode):
         if entering:
             if not here.in_model:
                 self.interpreter.begin_pass()
-            self.__enter__()
+            self._push()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         # PyTorch also calls this for a module that failed in an earlier hook of the user, before `_enter` ran.
@@ -527,7 +543,24 @@ class AttentionMode(TorchFunctionMode):
             if not here.parts:
                 here.tracker.clear()
             if here.entered.pop():
-                self.__exit__(None, None, None)
+                self._pop()
+
+    def _push(self) -> None:
+        """Put the mode on the stack: one that changes outputs below those that observe, which see its changes."""
+        above: list[Any] = []
+        if not self.is_observer and _OPENED.modes:
+            while (stack := torch_internals.function_mode_stack()) and stack[-1] in _OPENED.modes:
+                above.insert(0, torch_internals.pop_function_mode())
+        self.__enter__()
+        for each in above:
+            torch_internals.push_function_mode(each)
+
+    def _pop(self) -> None:
+        """Take the mode off the stack, where observers may be above it."""
+        if self.is_observer:
+            self.__exit__(None, None, None)
+        elif is_active(self):
+            remove_mode(self)
 
     @property
     def is_inside(self) -> bool:
@@ -591,7 +624,7 @@ class AttentionMode(TorchFunctionMode):
         """Hand over a call of `F.scaled_dot_product_attention`."""
         layout, to_heads, guess = HEADS_SECOND, None, None
         if not isinstance(out, Tensor):
-            out = partial(run_resumed, out) if query.ndim == key.ndim == value.ndim == 4 else out()
+            out = out if query.ndim == key.ndim == value.ndim == 4 else out()
         try:
             choice = self._layout_of_kernel(query, key, value, enable_gqa)
         except LayoutMismatch as reason:
@@ -655,7 +688,18 @@ class AttentionMode(TorchFunctionMode):
         given |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
         joined, A = F.multi_head_attention_forward(**given)
         layout = OutputLayout(split_heads, lambda changed: changed.permute(2, 0, 1, 3).reshape(joined.shape))
-        return F.linear(self.observe(self._layer, read_call, joined, layout), weight, bias), A
+        changed = self.observe(self._layer, read_call, joined, layout)
+        if A is not None and (replacement := replacement_of(changed)) is not None:
+            weights = replacement.dense()
+            A = (weights.mean(1) if given["average_attn_weights"] else weights).reshape(A.shape).to(A.dtype)
+        return _passed_on(F.linear(changed, weight, bias), changed), A
+
+
+def _passed_on(out: Tensor, heads: Tensor) -> Tensor:
+    """Return what a layer computes from an output; if that is of another attention, it is known by what follows."""
+    if (replacement := replacement_of(heads)) is not None:
+        note_replacement(out, replacement)
+    return out
 
 
 def run_resumed(run: Callable[[], Tensor]) -> Tensor:
@@ -665,6 +709,12 @@ def run_resumed(run: Callable[[], Tensor]) -> Tensor:
         return run()
     finally:
         _PAUSED.count = paused
+
+
+def _run_on_demand(run: Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
+    """Return a function that runs a kernel; if another mode may change the output, the output, which it has changed."""
+    is_changed = any(isinstance(mode, AttentionMode) for mode in torch_internals.function_mode_stack())
+    return run_resumed(run) if is_changed else partial(run_resumed, run)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -45,12 +47,35 @@ class Source(Protocol):
         """Call back with the weight of the first linear map that takes these heads, `b h i e`."""
 
 
+class _Replacements(threading.local):
+    """The latest output of this thread that is not the one of the model's kernel, and the attention that gave it."""
+
+    out: weakref.ref[Tensor] | None = None
+    observed: ObservedAttention | None = None
+
+
+_LATEST = _Replacements()
+
+
+def note_replacement(out: Tensor | None, observed: ObservedAttention | None) -> None:
+    """Note that an output comes from another attention than the one that the model called; None forgets the latest."""
+    _LATEST.out, _LATEST.observed = None if out is None else weakref.ref(out), observed
+
+
+def replacement_of(out: Tensor) -> ObservedAttention | None:
+    """Return the attention that gave an output, if it is not the one that the model called."""
+    return _LATEST.observed if _LATEST.out is not None and _LATEST.out() is out else None
+
+
 class InterceptedAttention:
     """One attention call of a layer, the same value whichever function the model called.
 
-    A consumer reads it (`interpret`), changes the heads of its output (`heads`, `with_heads`), or replaces the call
-    (`kernel_call`, `computed_from`). Nothing is interpreted before a consumer asks for it. If `out` is a function, the
+    A consumer reads it (`interpret`), changes the heads of its output (`heads`, `with_heads`), or replaces it
+    (`understood`, `replaced_by`). Nothing is interpreted before a consumer asks for it. If `out` is a function, the
     kernel of the model runs when `out` is first read: never, if the consumer replaces the call.
+
+    Consumers that change the same call are one after the other: the second reads what the first put in its place, and
+    so does a recorder after both.
     """
 
     def __init__(
@@ -72,6 +97,7 @@ class InterceptedAttention:
         self.guess = guess  # why the choice between batch and heads is a guess; None if it is none
         # True once the attention is interpreted, if the call had terms and no tensors for masks: a call of attend.
         self.has_terms = False
+        self.replacement: ObservedAttention | None = None  # the attention that a consumer put in its place
         self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection
 
     @cached_property
@@ -80,6 +106,15 @@ class InterceptedAttention:
         assert self._run is not None
         out, self._run = self._run(), None
         return out
+
+    @cached_property
+    def _call(self) -> KernelCall:
+        return self._read_call()
+
+    @property
+    def has_run(self) -> bool:
+        """True if the kernel of the model has run."""
+        return self._run is None
 
     @property
     def heads(self) -> Tensor:
@@ -91,35 +126,35 @@ class InterceptedAttention:
         return self.layout.output(heads)
 
     def interpret(self) -> ObservedAttention | NotUnderstood:
-        """Return the attention in terms, or the reason why it has none."""
+        """Return the attention in terms, or the reason why it has none; if it was replaced, the one in its place."""
+        if self._run is None and (replaced := replacement_of(self.out)) is not None:
+            return replaced
         try:
-            call = self._read_call()
+            observed = self._source.interpreter.interpret(self._call, self._proof)
         except NotUnderstood as reason:
             return reason
-        observed = self._source.interpreter.interpret(call, self._proof)
-        self.has_terms = call.score is not None
+        self.has_terms = self._call.score is not None
         return observed
 
-    @cached_property
-    def kernel_call(self) -> KernelCall:
-        """The call that the model made, in the reading that reproduces its output; raises `NotUnderstood`."""
-        try:
-            return self._source.interpreter.true_reading(self._read_call(), self._proof)
-        except NotUnderstood as reason:
-            raise NotUnderstood(f"the attention of {shown_name(self.layer)} cannot be replaced: {reason}") from reason
+    def understood(self) -> ObservedAttention:
+        """Return the attention in terms; raise `NotUnderstood`, with the name of the layer, if it has none."""
+        observed = self.interpret()
+        if isinstance(observed, NotUnderstood):
+            raise NotUnderstood(
+                f"the attention of {shown_name(self.layer)} cannot be replaced: {observed}"
+            ) from observed
+        return observed
 
-    def computed_from(self, call: KernelCall) -> Tensor:
-        """Return the output of another call in the layout of this one, computed by `regard.attend`.
+    def replaced_by(self, observed: ObservedAttention) -> Tensor:
+        """Return the output of another attention in the layout of this one, computed by `regard.attend`.
 
         A kernel that may write to a cache, or whose arguments only its output can confirm, has run before; its output
         is dropped. All others do not run.
         """
-        observed = self._source.interpreter.interpret(call)
-        if isinstance(observed, NotUnderstood):
-            raise observed
         q, k, v = observed.q, observed.k, observed.v
         terms: dict[str, Any] = {slot: term for slot in SLOTS if (term := getattr(observed, slot)) is not None}
-        heads = attend(q, k, v.to(q.dtype), **terms, offset=observed.offset, dropout=call.dropout)
+        heads = attend(q, k, v.to(q.dtype), **terms, offset=observed.offset, dropout=self._call.dropout)
+        self.replacement = observed
         return self.layout.output(heads if self._run is not None else heads.to(self.out.dtype))
 
     def await_projection(self, callback: Callable[[Tensor], None]) -> None:

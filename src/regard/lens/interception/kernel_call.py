@@ -8,7 +8,7 @@ into terms.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -17,7 +17,6 @@ from ...ops.terms.biases import Bias
 from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.normalizers import Normalizer
 from ...ops.terms.scores import Score
-from ..terms.changed_weights import Given
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -70,17 +69,5 @@ class KernelCall:
     statistic: Tensor | None = None  # b h i: the log-sum-exp of each row, if the kernel returned it
     dropout: float = 0.0
     flex: FlexArguments | None = None
-    extra_mask: Mask | None = None  # hides pairs beside those that the model hides
     changed: str = ""  # how the model changed the weights after the softmax, if these terms give the final ones
     alternative: KernelCall | None = None  # another reading of the same call, if this one does not reproduce the output
-
-    def masked(self, mask: Mask) -> KernelCall:
-        """Return the call with one more mask, joined to its own by `&`; raise `NotUnderstood` if no softmax follows."""
-        if isinstance(self.normalize, Given):
-            raise NotUnderstood(
-                f"its weights were changed after the softmax ({self.changed}), and a mask comes before it"
-            )
-        extra = mask if self.extra_mask is None else self.extra_mask & mask
-        other = self.alternative
-        alternative = None if other is None or isinstance(other.normalize, Given) else other.masked(mask)
-        return replace(self, extra_mask=extra, alternative=alternative)

@@ -33,7 +33,7 @@ from ...ops.torch_state import is_traced
 from ..recording.observed import ObservedAttention
 from ..terms.interpret import Interpreter
 from .function_mode import AttentionMode, is_recomputing, run_resumed
-from .intercepted import HEADS_THIRD
+from .intercepted import HEADS_THIRD, replacement_of
 from .kernel_call import KernelCall
 from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_call, run_with_lse
 from .transformers_generate import unwrap_generate, wrap_generate
@@ -148,7 +148,7 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                     result, statistic = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
                 for mode in modes:
                     layer = mode.names[part]
-                    if mode.recorder is not None and defers:
+                    if mode.recorder is not None and defers and replacement_of(result[0]) is None:
                         given = {argument: kwargs[argument] for argument in NUMBERS if argument in kwargs}
                         read = partial(_read_deferred, mode.interpreter, name, module, q, k, statistic, given)
                         mode.recorder.record_deferred(layer, read)
@@ -161,7 +161,7 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                         readings, proof = partial(foreign.kernel_call, read_call), foreign.proof(mode.recorder, layer)
                         out = mode.observe(layer, readings, result[0], foreign.layout, proof)
                     if out is not result[0]:
-                        result = (out, *result[1:])
+                        result = (out, *_returned_weights(result[1:], replacement_of(out)))
             finally:
                 for mode in modes:
                     mode.here.silent -= 1
@@ -170,6 +170,13 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
         return attend
 
     return get_interface
+
+
+def _returned_weights(rest: tuple[Any, ...], replacement: ObservedAttention | None) -> tuple[Any, ...]:
+    """Return what a function returned beside its output; weights of the model become those of the replacement."""
+    if replacement is None or not rest or not isinstance(rest[0], Tensor) or rest[0].ndim != 4:
+        return rest
+    return replacement.dense().to(rest[0].dtype), *rest[1:]
 
 
 def _noting_positions(find: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,6 +45,25 @@ class Groups:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, group: str | int) -> tuple[int, ...]:
+        """Return the positions of the tokens of a group, by its number, or of all groups of this label.
+
+        >>> spans(6, {"question": (0, 2), "answer": (4, 6)})["answer"]
+        (4, 5)
+        """
+        if isinstance(group, str):
+            numbers = [n for n, label in enumerate(self.labels) if label == group]
+            if not numbers:
+                known = ", ".join(map(repr, dict.fromkeys(self.labels)))
+                raise KeyError(f"there is no group {group!r}; the groups are {known}")
+        else:
+            check_int("group", group)
+            if group >= len(self):
+                raise IndexError(f"group must be below the number of groups {len(self)}, got {group}")
+            numbers = [group]
+        chosen = torch.isin(self.ids, self.ids.new_tensor(numbers))
+        return tuple(chosen.nonzero().flatten().tolist())
+
 
 def words(tokens: Sequence[str]) -> Groups:
     """Group word pieces into words, by the marks of WordPiece (`##s`), SentencePiece (`▁the`) and byte BPE (`Ġthe`).

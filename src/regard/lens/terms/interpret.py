@@ -61,13 +61,9 @@ class Interpreter:
         If it has several readings, or if the `proof` wants to see every call, the first that the proof accepts counts.
         """
         try:
-            return self._reading(call, proof)[1]
+            return self._reading(call, proof)
         except NotUnderstood as reason:
             return reason
-
-    def true_reading(self, call: KernelCall, proof: OutputProof | None = None) -> KernelCall:
-        """Return the reading of a call that `interpret` takes; raise `NotUnderstood` if there is none."""
-        return self._reading(call, proof)[0]
 
     def read(self, call: KernelCall) -> ObservedAttention:
         """Return a call that has one reading in terms.
@@ -76,7 +72,7 @@ class Interpreter:
         """
         q, k, v, mask, bias, offset = call.q, call.k, call.v, call.mask, call.bias, call.offset
         if call.score is not None:
-            terms: Any = {"mask": _join(and_, mask, call.extra_mask), "bias": bias, "normalize": call.normalize}
+            terms: Any = {"mask": mask, "bias": bias, "normalize": call.normalize}
             return ObservedAttention(q, k, v, call.score, **terms, offset=offset, statistic=call.statistic)
         if is_causal_bias(mask):  # a mask class of PyTorch without numbers
             first = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
@@ -98,8 +94,6 @@ class Interpreter:
             seen = ObservedAttention(q, k, v, score, None, None, call.normalize, offset, call.statistic)
             found = self._find_terms(mask, seen, lead)
             seen = seen._replace(mask=found.mask, bias=found.bias, offset=found.offset)
-        if call.extra_mask is not None:
-            seen = seen._replace(mask=self._one(_join(and_, seen.mask, call.extra_mask)), statistic=None)
         seen = self._without_room(seen)
         if bias is None:
             return seen
@@ -109,8 +103,8 @@ class Interpreter:
         found = self._find_terms(bias if whole else bias[..., : seen.k.shape[2]], seen, lead)
         return seen._replace(bias=_join(add, seen.bias, found.bias))
 
-    def _reading(self, call: KernelCall, proof: OutputProof | None) -> tuple[KernelCall, ObservedAttention]:
-        """Return the first reading of a call that the proof accepts, and its terms."""
+    def _reading(self, call: KernelCall, proof: OutputProof | None) -> ObservedAttention:
+        """Return the first reading of a call that the proof accepts, in terms."""
         readings = [call] if call.flex is None else self._flex_readings(call, call.flex)
         while call.alternative is not None:
             readings.append(call := call.alternative)
@@ -120,7 +114,7 @@ class Interpreter:
             if reading.changed:
                 observed = observed._replace(changed=reading.changed)
             if trusted or (proof is not None and proof.agrees(observed)):
-                return replace(reading, alternative=None), observed
+                return observed
         raise NotUnderstood("" if proof is None else proof.mismatch)
 
     def _flex_readings(self, call: KernelCall, flex: FlexArguments) -> list[KernelCall]:

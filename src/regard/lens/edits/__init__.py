@@ -1,0 +1,7 @@
+"""Edits of attention: what queries may see, how much they look at a token, and which heads are on."""
+
+from .edit import edit
+from .edit_values import Boost, Cut, Edit, Only, Scale, Temperature
+from .token_selection import generated
+
+__all__ = ["Boost", "Cut", "Edit", "Only", "Scale", "Temperature", "edit", "generated"]

@@ -1,0 +1,258 @@
+"""Edits: small frozen values that say how an attention is changed; each prints as its source.
+
+`Cut`, `Boost` and `Temperature` change the terms of the attention, which the operator then runs; `Scale` and `Only`
+change the outputs of heads. In a list they are applied from left to right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...checks import check_number
+from ...ops.terms.biases import ScaledBias
+from ...ops.terms.masks import Dense, Documents
+from ...ops.terms.masks.mask_algebra import Mask
+from ..recording.observed import ObservedAttention
+from ..terms.pair_bias import PairBias
+from .call_tokens import CallTokens
+from .temperature import with_temperature
+from .token_selection import Selection, checked_selection, name_of
+
+Heads = int | Iterable[int]
+
+
+class Edit:
+    """A change of one attention: of its weights (`change`) or of the outputs of its heads (`factors`)."""
+
+    changes_weights: ClassVar[bool] = True
+    needs_tokens: ClassVar[bool] = False
+
+    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+        """Return the attention that takes the place of `seen`; `tokens` is None for edits that need none."""
+        return seen
+
+    def factors(self, n: int) -> list[float]:
+        """Return the factor of the output of each of n heads."""
+        return [1.0] * n
+
+    def chosen_heads(self) -> tuple[int, ...] | None:
+        """Return the numbers of the heads that are changed; None for all."""
+        heads: tuple[int, ...] | None = getattr(self, "heads", None)
+        return heads
+
+    def selected(self, tokens: CallTokens) -> Tensor | None:
+        """Return a tensor that is True if the edit selects a token of the call; None if it selects no tokens."""
+        return None
+
+    def __repr__(self) -> str:
+        arguments = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING:
+                arguments.append(name_of(value))
+            elif value is not field.default:
+                arguments.append(f"{field.name}={name_of(value)}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Cut(Edit):
+    """These queries may not see these keys.
+
+    >>> from regard.lens import Cut
+    >>> Cut(queries=-1, keys=slice(0, 4), heads=3)
+    Cut(queries=-1, keys=slice(0, 4), heads=(3,))
+
+    Without `queries` no query sees these keys, without `keys` these queries see none. A query whose keys are all hidden
+    gets zeros. The weights of the other keys still sum to 1.
+    """
+
+    queries: Selection | None = None
+    keys: Selection | None = None
+    heads: Heads | None = None
+
+    needs_tokens: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.queries is None and self.keys is None:
+            raise ValueError("Cut must have queries or keys, got neither; to switch heads off write Scale(heads, 0)")
+        _normalize(self, "queries", "keys")
+
+    def selected(self, tokens: CallTokens) -> Tensor:
+        return _pairs_exist(self, tokens)
+
+    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+        assert tokens is not None
+        h = seen.q.shape[1]
+        mask = tokens.once((id(self), h), lambda: self._mask(tokens, h))
+        joined = tokens.once((id(self), h, id(seen.mask)), lambda: mask if seen.mask is None else seen.mask & mask)
+        seen.check_softmax("Cut comes")
+        return seen._replace(mask=joined, statistic=None)
+
+    def _mask(self, tokens: CallTokens, h: int) -> Mask:
+        queries, keys = _selected_pair(self, tokens)
+        hidden = Documents(queries.long(), torch.where(keys, 1, 2))  # equal for a selected query and a selected key
+        if self.heads is None:
+            return ~hidden
+        return ~hidden | Dense(~_is_chosen(self.heads, h, queries.device)[:, None, None])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, repr=False)
+class Boost(Edit):
+    """Add a number to the scores of these keys, before the softmax: positive to attend more, negative to attend less.
+
+    >>> from regard.lens import Boost
+    >>> Boost(slice(3, 5), 2.0)
+    Boost(slice(3, 5), 2.0)
+    """
+
+    keys: Selection
+    amount: float
+    _: dataclasses.KW_ONLY
+    queries: Selection | None = None
+    heads: Heads | None = None
+
+    needs_tokens: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number("Boost amount", self.amount)
+        _normalize(self, "queries", "keys")
+
+    def selected(self, tokens: CallTokens) -> Tensor:
+        return _pairs_exist(self, tokens)
+
+    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+        assert tokens is not None
+        h, dtype = seen.q.shape[1], torch.promote_types(seen.q.dtype, torch.float32)
+        bias = tokens.once((id(self), h, dtype), lambda: self._bias(tokens, h, dtype))
+        seen.check_softmax("Boost comes")
+        return seen._replace(bias=bias if seen.bias is None else seen.bias + bias, statistic=None)
+
+    def _bias(self, tokens: CallTokens, h: int, dtype: torch.dtype) -> PairBias:
+        queries, keys = _selected_pair(self, tokens)
+        heads = _is_chosen(self.heads, h, keys.device)  # type: ignore[arg-type]
+        return PairBias(queries.to(dtype), keys.to(dtype) * self.amount, heads.to(dtype))
+
+
+@dataclass(frozen=True, repr=False)
+class Temperature(Edit):
+    """Divide all scores of these heads by a factor: above 1 the weights are more even, below 1 sharper.
+
+    >>> from regard.lens import Temperature
+    >>> Temperature([0, 2], 0.5)
+    Temperature((0, 2), 0.5)
+
+    The scores are divided with the bias that the model adds to them; the logit of an attention sink is not. `None` are
+    all heads.
+    """
+
+    heads: Heads | None
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_number("Temperature factor", self.factor, above=0)
+        _normalize(self)
+
+    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+        seen.check_softmax("Temperature comes")
+        inverse: float | Tensor = 1 / self.factor
+        if self.heads is not None:
+            chosen = _is_chosen(self.heads, seen.q.shape[1], seen.q.device)  # type: ignore[arg-type]
+            dtype = torch.promote_types(seen.q.dtype, torch.float32)
+            inverse = torch.where(chosen, 1 / self.factor, 1.0).to(dtype)
+        bias = None if seen.bias is None else ScaledBias(seen.bias, inverse)
+        score = with_temperature(seen.score, inverse, seen.q.shape[-1])
+        return seen._replace(score=score, bias=bias, statistic=None)
+
+
+@dataclass(frozen=True, repr=False)
+class Scale(Edit):
+    """Multiply the outputs of these heads by a factor: 0 switches them off. Their weights stay as they are.
+
+    >>> from regard.lens import Scale
+    >>> Scale([0, 3], 0)
+    Scale((0, 3), 0)
+
+    `None` are all heads.
+    """
+
+    heads: Heads | None
+    factor: float
+
+    changes_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_number("Scale factor", self.factor)
+        _normalize(self)
+
+    def factors(self, n: int) -> list[float]:
+        return [float(self.factor) if self.heads is None or h in self.heads else 1.0 for h in range(n)]  # type: ignore[operator]
+
+
+@dataclass(frozen=True, repr=False)
+class Only(Edit):
+    """Switch off all heads but these: the outputs of the others are zeros.
+
+    >>> from regard.lens import Only
+    >>> Only([1, 2])
+    Only((1, 2))
+    """
+
+    heads: Heads
+
+    changes_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _normalize(self)
+
+    def factors(self, n: int) -> list[float]:
+        return [1.0 if h in self.heads else 0.0 for h in range(n)]  # type: ignore[operator]
+
+
+def head_numbers(what: str, heads: object) -> tuple[int, ...]:
+    """Return the numbers of heads in order, each once."""
+    heads = heads.tolist() if isinstance(heads, Tensor) else heads
+    if isinstance(heads, str) or not isinstance(heads, Iterable):
+        hint = f"; write [{heads}]" if type(heads) is int else ""
+        raise TypeError(f"{what} must be a list of their numbers, as in [0, 3], got {heads!r}{hint}")
+    ids: list[Any] = list(heads)
+    for head in ids:
+        if isinstance(head, bool) or not isinstance(head, Integral):
+            raise TypeError(f"{what} must be whole numbers, got {head!r}")
+    return tuple(sorted({int(head) for head in ids}))
+
+
+def _normalize(edit: Any, *selections: str) -> None:
+    """Replace lists of positions and of heads by tuples of numbers."""
+    kind = type(edit).__name__
+    for name in selections:
+        if (value := getattr(edit, name)) is not None:
+            object.__setattr__(edit, name, checked_selection(f"{kind} {name}", value))
+    if (heads := edit.heads) is not None:
+        one = isinstance(heads, Integral) and not isinstance(heads, bool)
+        object.__setattr__(edit, "heads", head_numbers(f"{kind} heads", [heads] if one else heads))
+
+
+def _selected_pair(edit: Cut | Boost, tokens: CallTokens) -> tuple[Tensor, Tensor]:
+    """Return True for each selected query, `b i`, and for each selected key, `b j`."""
+    return tuple(
+        torch.ones_like(axis.real) if chosen is None else axis.select(chosen)
+        for chosen, axis in ((edit.queries, tokens.queries), (edit.keys, tokens.keys))
+    )  # type: ignore[return-value]
+
+
+def _pairs_exist(edit: Cut | Boost, tokens: CallTokens) -> Tensor:
+    queries, keys = _selected_pair(edit, tokens)
+    return (queries.any(1) & keys.any(1)).any()
+
+
+def _is_chosen(heads: tuple[int, ...] | None, n: int, device: torch.device) -> Tensor:
+    """Return True for each chosen head."""
+    return torch.tensor([heads is None or h in heads for h in range(n)], device=device)
