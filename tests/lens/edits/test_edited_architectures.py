@@ -1,4 +1,4 @@
-"""Edits of architectures of transformers, on PyTorch's kernel and written out, beside the definition within a softmax."""
+"""Edits of architectures of transformers, by kernels and written out, beside the definition within a softmax."""
 
 import warnings
 

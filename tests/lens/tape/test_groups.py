@@ -71,3 +71,12 @@ def test_spans_leave_the_rest_to_others():
 def test_groups_that_do_not_fit_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_group_is_the_positions_of_its_tokens():
+    found = words(["the", "cat", "##s", "saw", "the"])
+    assert (found["the"], found["cats"], found[2]) == ((0, 4), (1, 2), (3,))
+    with pytest.raises(KeyError, match="there is no group 'dog'; the groups are 'the', 'cats', 'saw'"):
+        found["dog"]
+    with pytest.raises(IndexError, match="below the number of groups 4, got 4"):
+        found[4]

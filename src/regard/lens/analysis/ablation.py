@@ -1,26 +1,25 @@
 """Ablate heads, and estimate how much a loss depends on each head.
 
-Every attention that `capture` records can be ablated, because both use the same interception. Layers go by their name
+Ablation is one of the edits of `regard.lens.edits`, so every attention that `capture` records can be ablated. Layers go by their name
 in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and a tape shows it as
 "(model)".
 """
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...nn.core import Core
+from ..edits.edit import Editor, check_layers_exist, guess_message
+from ..edits.edit_values import Scale, head_numbers
 from ..interception.diagnostics import RECOGNIZED
-from ..interception.function_mode import layer_of
 from ..interception.intercept import intercept
 from ..interception.intercepted import InterceptedAttention
-from ..interception.module_scan import attends, multiplies
 from ..layer_names import own_name, shown_name
 
 
@@ -29,6 +28,8 @@ def ablate(
     model: nn.Module, heads: Mapping[str, Iterable[int]], *, layout: str | Mapping[str, str] | None = None
 ) -> Iterator[None]:
     """The model without some heads: within the block their outputs are zeros. Nothing of the model is changed.
+
+    It is `edit` with `Scale(heads, 0)` in each layer:
 
     >>> import torch
     >>> from regard.nn import Attention
@@ -42,28 +43,15 @@ def ablate(
     A layer that was named but did not attend within the block raises at its end. A layer whose heads are a guess raises
     when it attends: pass its `layout`, as to `capture`. Gradients pass, and are zero through an ablated head.
     """
-    heads = {own_name(name): ids for name, ids in heads.items()}
-    _check_layers_exist(model, heads)
-    chosen = {layer_of(name, model.get_submodule(name)): _numbers(name, ids) for name, ids in heads.items()}
-    met: set[str] = set()
-
-    def silence(name: str, out: Tensor, guess: str | None) -> Tensor:
-        if name not in chosen:
-            return out
-        if guess is not None:
-            raise ValueError(_guess_message(name, guess))
-        met.add(name)
-        n, ids = out.shape[-3], chosen[name]
-        if ids and not 0 <= ids[0] <= ids[-1] < n:
-            raise IndexError(f"heads of {shown_name(name)!r} must be from 0 to {n - 1}, got {ids}")
-        keep = torch.ones(n, dtype=torch.bool, device=out.device)
-        keep[ids] = False
-        return torch.where(keep[:, None, None], out, 0.0)
-
-    with intercept(model, _HeadChange(silence), layout=layout):
+    scales = {
+        glob.escape(own_name(name)): (Scale(head_numbers(f"heads of {shown_name(own_name(name))!r}", ids), 0),)
+        for name, ids in heads.items()
+    }
+    check_layers_exist(model, scales)
+    editor = Editor(scales, what="ablating")
+    with intercept(model, editor, layout=layout) as mode:
         yield
-    if missed := [shown_name(name) for name in chosen if name not in met]:
-        raise RuntimeError(f"no attention was found in {missed} while ablating; {RECOGNIZED}")
+    editor.check_done(mode)
 
 
 @contextmanager
@@ -114,12 +102,8 @@ def ablation_importance(
     """
     heads: dict[str, int] = {}
 
-    def count(name: str, out: Tensor, guess: str | None) -> Tensor:
-        heads[name] = out.shape[-3]
-        return out
-
     with torch.no_grad():
-        with intercept(model, _HeadChange(count), layout=layout):
+        with intercept(model, _HeadCounts(heads), layout=layout):
             whole = float(loss())
         layers = list(heads) if layers is None else [own_name(name) for name in layers]
         if missed := [shown_name(name) for name in layers if name not in heads]:
@@ -137,19 +121,15 @@ def ablation_importance(
     return costs
 
 
-class _HeadChange:
-    """Consumer that puts the heads of every attention, `b h i e`, through `change(layer, heads, guess)`.
+class _HeadCounts:
+    """Consumer that counts the heads of each layer."""
 
-    If `change` returns its argument, the model goes on with the output as it was.
-    """
-
-    def __init__(self, change: Callable[[str, Tensor, str | None], Tensor]) -> None:
-        self.change = change
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
-        heads = attention.heads
-        changed = self.change(attention.layer, heads, attention.guess)
-        return attention.out if changed is heads else attention.with_heads(changed)
+        self.counts[attention.layer] = attention.heads.shape[1]
+        return attention.out
 
 
 class _HeadGradients:
@@ -164,7 +144,7 @@ class _HeadGradients:
             if layer not in self.layers:
                 self.layers.append(layer)
             if attention.guess is not None:
-                raise ValueError(_guess_message(layer, attention.guess))
+                raise ValueError(guess_message(layer, attention.guess))
             heads = layout.heads(out.detach())  # b h i e
 
             def add(grad: Tensor) -> None:
@@ -184,37 +164,3 @@ class _HeadGradients:
         for later in self.layers[self.layers.index(layer) + 1 :]:
             if later in self.scores:
                 self.scores[later] = self.scores.pop(later)
-
-
-def _guess_message(layer: str, guess: str) -> str:
-    return (
-        f"it is a guess which dims of {shown_name(layer)!r} are its heads: {guess}; "
-        f"pass layout={{{shown_name(layer)!r}: '(b h) i j'}}, or whichever it is"
-    )
-
-
-BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and around one of PyTorch's
-
-
-def _check_layers_exist(model: nn.Module, names: Iterable[str]) -> None:
-    known = dict(model.named_modules())
-    for name in names:
-        if name not in known:
-            kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) not in BESIDE}
-            some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind) or multiplies(kind)]
-            there = [shown_name(n) for n in some or list(known)[:20]]
-            raise ValueError(f"the model has no layer {name!r}; its attention layers are {there}")
-
-
-def _numbers(name: str, heads: object) -> list[int]:
-    """The numbers of the heads of a layer, in order and each once."""
-    of = f"heads of {shown_name(name)!r} must be"
-    heads = heads.tolist() if isinstance(heads, Tensor) else heads
-    if isinstance(heads, str) or not isinstance(heads, Iterable):
-        hint = f"; write [{heads}]" if type(heads) is int else ""
-        raise TypeError(f"{of} a list of their numbers, as in [0, 3], got {heads!r}{hint}")
-    ids = list(heads)
-    for head in ids:
-        if isinstance(head, bool) or not isinstance(head, Integral):
-            raise TypeError(f"{of} whole numbers, got {head!r}")
-    return sorted({int(head) for head in ids})

@@ -107,6 +107,9 @@ class TokenFinder:
 
     def _tokens_of_self(self, layer: str, seen: ObservedAttention, real: RealTokens) -> CallTokens:
         keys, i, first = real.keys, seen.q.shape[2], seen.first_position
+        if seen.offset is not None:  # the last keys of a static cache are not in use
+            stop = first[:, None] + i if isinstance(first, Tensor) else first + i
+            keys = keys & (torch.arange(keys.shape[1], device=keys.device) < stop)
         count = keys.sum(1, keepdim=True)
         is_whole = isinstance(first, Tensor) or first <= 0 or i >= keys.shape[1]
         prompt = count if is_whole else None  # else the block was entered in the middle of a generation
@@ -129,7 +132,14 @@ class TokenFinder:
         if own is not None:
             return CallTokens(own, keys, is_self=False)
         count = real.queries.sum(1, keepdim=True)
-        return CallTokens(TokenAxis(_places(real.queries), real.queries, count, None, query_texts), keys, is_self=False)
+        refusal = None
+        if real.queries.shape[1] == 1 < real.keys.shape[1] and not says_cross(layer, real):
+            refusal = (
+                f"it cannot be seen whether the one query of {shown_name(layer)!r} is a token of a generation or of "
+                "another text; run the prompt within the block of edit too, or leave queries out"
+            )
+        queries = TokenAxis(_places(real.queries), real.queries, count, None, query_texts, refusal)
+        return CallTokens(queries, keys, is_self=False)
 
     def _own_queries(self, layer: str, shape: torch.Size) -> TokenAxis | None:
         """Return the queries of the self-attention in the block of a cross-attention."""
@@ -180,7 +190,7 @@ def _is_self(layer: str, seen: ObservedAttention, real: RealTokens) -> bool:
     """Whether the queries of a call are among its keys."""
     if real.is_causal or says_cross(layer, real):
         return real.is_causal
-    return seen.q.shape[2] == seen.k.shape[2] or seen.offset is not None
+    return seen.q.shape[2] == seen.k.shape[2] or seen.offset is not None or "self" in layer.lower()
 
 
 def _tokens_of_step(seen: ObservedAttention, progress: _Progress) -> CallTokens:

@@ -21,6 +21,7 @@ from ..interception.intercepted import InterceptedAttention
 from ..interception.kernel_call import NotUnderstood
 from ..interception.module_scan import attends, multiplies
 from ..layer_names import list_names, matches, own_name, shown_name
+from ..real_tokens import CROSS_NAMES
 from ..recording.unseen import EXPERT_GATE
 from ..tape.annotations import Tokens, TokensByLayer
 from .call_tokens import TokenFinder
@@ -78,7 +79,9 @@ def edit(
         layout: the dims of the batch and the heads, as for `capture`.
     """
     diagnostics.check_capturable(model)
-    consumer = Editor(_checked(model, edits), tokens)
+    checked = _checked(model, edits)
+    selects_queries = any(getattr(each, "queries", None) is not None for found in checked.values() for each in found)
+    consumer = Editor(checked, tokens, follows_all=selects_queries and _may_cross_attend(model))
     with intercept(model, consumer, layout=layout) as mode:
         yield
     consumer.check_done(mode)
@@ -88,14 +91,18 @@ class Editor:
     """Consumer that changes every attention whose layer has edits."""
 
     def __init__(
-        self, edits: Mapping[str, Sequence[Edit]], tokens: Tokens | TokensByLayer | None = None, what: str = "editing"
+        self,
+        edits: Mapping[str, Sequence[Edit]],
+        tokens: Tokens | TokensByLayer | None = None,
+        what: str = "editing",
+        follows_all: bool = False,
     ) -> None:
         self.edits, self.what = edits, what
         self._finder = TokenFinder(tokens)
         self._by_layer: dict[str, tuple[Edit, ...]] = {}
         self._selected: dict[int, Tensor] = {}  # id of an edit -> True if it has selected a token
-        # True if queries are selected in a cross-attention: they are found by the self-attention of its block.
-        self._follows_all = False
+        # The queries of a cross-attention are found by the self-attention of its block, which may have no edits.
+        self._follows_all = follows_all
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
         """Return the output of the edited attention."""
@@ -123,8 +130,6 @@ class Editor:
         tokens = None
         if any(each.needs_tokens for each in edits):
             tokens = self._finder.tokens_of(layer, seen)
-            if not tokens.is_self and any(getattr(each, "queries", None) is not None for each in edits):
-                self._follows_all = True
         for each in edits:
             if tokens is not None and (selected := each.selected(tokens)) is not None:
                 known = self._selected.get(id(each))
@@ -160,14 +165,20 @@ class Editor:
         missed = [pattern for pattern in self.edits if not any(_is_meant(layer, pattern) for layer in self._by_layer)]
         if missed:
             raise RuntimeError(
-                f"no attention was found in {list(map(shown_name, missed))} while {self.what}; the layers that attended "
-                f"are {list_names(self._by_layer)}; {diagnostics.RECOGNIZED}"
+                f"no attention was found in {list(map(shown_name, missed))} while {self.what}; the layers that "
+                f"attended are {list_names(self._by_layer)}; {diagnostics.RECOGNIZED}"
             )
         for edits in self.edits.values():
             for each in edits:
                 selected = self._selected.get(id(each))
                 if selected is not None and not bool(selected):
                     raise RuntimeError(f"{each!r} changed nothing: no call had these tokens; count them from 0")
+
+
+def _may_cross_attend(model: nn.Module) -> bool:
+    """Whether the name of a layer is that of a cross-attention, or of a decoder."""
+    names = [name.lower() for name, _ in model.named_modules()]
+    return any(part in name for name in names for part in (*CROSS_NAMES, "decoder", "multihead_attn"))
 
 
 def _scaled(heads: Tensor, factors: Sequence[float]) -> Tensor:

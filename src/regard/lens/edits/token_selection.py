@@ -41,6 +41,7 @@ class TokenAxis:
     count: Tensor  # b 1: number of tokens so far, those included that a cache has dropped
     prompt: Tensor | None = None  # b 1: number of tokens before the first generated one; None if unknown
     texts: Sequence[Sequence[str]] | None = None  # the tokens of each batch row, without padding
+    refusal: str | None = None  # the reason why the positions are not known
     _found: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
 
     def row(self, n: int) -> TokenAxis:
@@ -57,6 +58,8 @@ class TokenAxis:
 
     def _select(self, selection: Any) -> Tensor:
         positions, count = self.positions, self.count
+        if self.refusal is not None:
+            raise ValueError(self.refusal)
         if isinstance(selection, GeneratedTokens):
             if self.prompt is None:
                 raise ValueError("generated tokens are known only if the prompt runs within the block of edit, too")

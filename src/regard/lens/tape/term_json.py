@@ -21,6 +21,7 @@ from ...ops.terms.term import Term
 from ...ops.weights import Weights
 from ..terms.changed_weights import Given, Scaled
 from ..terms.infer_mask import Packed, Rows
+from ..terms.pair_bias import PairBias
 from ..terms.rectified import Rectified
 from ..terms.varlen import Sloped
 
@@ -41,7 +42,7 @@ TERMS: dict[str, type[Term]] = {
             Packed,
         ),
         *(biases.Alibi, biases.Relative, biases.Logarithmic, biases.Clipped, biases.Gaussian, biases.Added, biases.Sum),
-        *(biases.ScaledBias, Sloped),
+        *(biases.ScaledBias, Sloped, PairBias),
         *(scores.Dot, scores.Cosine, scores.Bilinear, scores.Additive, scores.Location, Until),
         *(normalizers.Softmax, normalizers.SinkSoftmax, normalizers.Sigmoid, normalizers.Sparsemax),
         *(normalizers.Entmax, normalizers.Hard, normalizers.Tapered, Rectified, Given, Scaled),
