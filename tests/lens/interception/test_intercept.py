@@ -29,6 +29,11 @@ B, N = 2, 7
 close = torch.testing.assert_close
 
 
+def add_mask(seen, mask):
+    """The attention with one more mask beside its own."""
+    return seen._replace(mask=mask if seen.mask is None else seen.mask & mask, statistic=None)
+
+
 class Masking:
     """Consumer that hides pairs beside those that the model hides."""
 
@@ -37,7 +42,7 @@ class Masking:
 
     def observe(self, attention):
         self.layers.append(attention.layer)
-        return attention.replaced_by(attention.understood().masked(self.mask))
+        return attention.replaced_by(add_mask(attention.interpret_or_raise(), self.mask))
 
 
 class Watching:

@@ -1,8 +1,8 @@
 """Ablate heads, and estimate how much a loss depends on each head.
 
-Ablation is one of the edits of `regard.lens.edits`, so every attention that `capture` records can be ablated. Layers go by their name
-in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and a tape shows it as
-"(model)".
+Ablation is one of the edits of `regard.lens.edits`, so every attention that `capture` records can be ablated. Layers go
+by their name in the model, `model.layers.3.self_attn`; a model that is itself one layer has the name "", and a tape
+shows it as "(model)".
 """
 
 from __future__ import annotations

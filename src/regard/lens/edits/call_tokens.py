@@ -79,22 +79,22 @@ class TokenFinder:
         offset: Any = seen.offset
         if offset is not None and not isinstance(offset, int):
             seen = seen._replace(offset=torch.as_tensor(offset, device=seen.q.device).flatten())  # type: ignore[arg-type]
-        if (progress := self._continued(layer, seen)) is not None:
+        if (progress := self._find_progress(layer, seen)) is not None:
             key: Any = "step", id(progress), *_identity(seen)
-            tokens = self._cached(key, (seen, progress), lambda: _tokens_of_step(seen, progress))
+            tokens = self._find_once(key, (seen, progress), lambda: _tokens_of_step(seen, progress))
         else:
-            real = self._cached(("real", *_identity(seen)), seen, lambda: real_tokens(seen.weights))
+            real = self._find_once(("real", *_identity(seen)), seen, lambda: real_tokens(seen.weights))
             if not _is_self(layer, seen, real):
                 self._here.progress.pop(layer, None)
                 return self._of_cross_attention(layer, seen, real)
             key = "self", id(real), *_identity(seen), self._texts_key(layer)
-            tokens = self._cached(key, (seen, real), lambda: self._tokens_of_self(layer, seen, real))
+            tokens = self._find_once(key, (seen, real), lambda: self._tokens_of_self(layer, seen, real))
         # Layers that are alike share the tokens of their first call, and so those of later calls.
         self._here.progress[layer] = tokens.once("progress", lambda: _progress_after(tokens, seen, progress))
         self._here.axes[layer] = tokens.queries
         return tokens
 
-    def _continued(self, layer: str, seen: ObservedAttention) -> _Progress | None:
+    def _find_progress(self, layer: str, seen: ObservedAttention) -> _Progress | None:
         """Return the tokens before this call, if it goes on with the cache of the layer's latest call."""
         progress, (b, _, i, _), j = self._here.progress.get(layer), seen.q.shape, seen.k.shape[2]
         if progress is None or (not isinstance(seen.first_position, Tensor) and seen.first_position <= 0):
@@ -124,7 +124,7 @@ class TokenFinder:
     def _of_cross_attention(self, layer: str, seen: ObservedAttention, real: RealTokens) -> CallTokens:
         own = self._own_queries(layer, real.queries.shape)
         key = "cross", *_identity(seen), id(real), id(own), self._texts_key(layer)
-        return self._cached(key, (seen, real, own), lambda: self._cross_tokens(layer, real, own))
+        return self._find_once(key, (seen, real, own), lambda: self._cross_tokens(layer, real, own))
 
     def _cross_tokens(self, layer: str, real: RealTokens, own: TokenAxis | None) -> CallTokens:
         query_texts, key_texts = self._texts(layer, real.keys)
@@ -170,7 +170,7 @@ class TokenFinder:
         texts = _without_padding(layer, _rows(given, len(keys)), keys)
         return texts, texts
 
-    def _cached(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
+    def _find_once(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
         """Return `make()`, computed once per key; ids in the key belong to objects that `alive` holds."""
         calls = self._here.calls
         if key not in calls:

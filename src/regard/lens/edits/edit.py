@@ -79,7 +79,7 @@ def edit(
         layout: the dims of the batch and the heads, as for `capture`.
     """
     diagnostics.check_capturable(model)
-    checked = _checked(model, edits)
+    checked = _check_edits(model, edits)
     selects_queries = any(getattr(each, "queries", None) is not None for found in checked.values() for each in found)
     consumer = Editor(checked, tokens, follows_all=selects_queries and _may_cross_attend(model))
     with intercept(model, consumer, layout=layout) as mode:
@@ -121,17 +121,17 @@ class Editor:
         for each in edits:
             _check_heads(layer, each, len(factors))
             factors = [x * y for x, y in zip(factors, each.factors(len(factors)), strict=True)]
-        return attention.with_heads(_scaled(heads, factors)) if set(factors) != {1.0} else out
+        return attention.with_heads(_scale_heads(heads, factors)) if set(factors) != {1.0} else out
 
     def _with_weights(self, attention: InterceptedAttention, edits: Sequence[Edit]) -> Tensor:
-        layer, seen = attention.layer, attention.understood()
+        layer, seen = attention.layer, attention.interpret_or_raise()
         for each in edits:
             _check_heads(layer, each, seen.q.shape[1])
         tokens = None
         if any(each.needs_tokens for each in edits):
             tokens = self._finder.tokens_of(layer, seen)
         for each in edits:
-            if tokens is not None and (selected := each.selected(tokens)) is not None:
+            if tokens is not None and (selected := each.selects_tokens(tokens)) is not None:
                 known = self._selected.get(id(each))
                 self._selected[id(each)] = selected if known is None else known | selected
             try:
@@ -181,7 +181,7 @@ def _may_cross_attend(model: nn.Module) -> bool:
     return any(part in name for name in names for part in (*CROSS_NAMES, "decoder", "multihead_attn"))
 
 
-def _scaled(heads: Tensor, factors: Sequence[float]) -> Tensor:
+def _scale_heads(heads: Tensor, factors: Sequence[float]) -> Tensor:
     """Return heads, `b h i e`, times one factor each; a factor of 0 gives zeros, whatever the head is."""
     if any(factor not in (0.0, 1.0) for factor in factors):
         heads = heads * heads.new_tensor(factors)[:, None, None]
@@ -202,7 +202,7 @@ def _is_meant(layer: str, pattern: str) -> bool:
     return matches(layer, pattern) or matches(f"{layer}.core".removeprefix("."), pattern)
 
 
-def _checked(model: nn.Module, edits: Any) -> dict[str, tuple[Edit, ...]]:
+def _check_edits(model: nn.Module, edits: Any) -> dict[str, tuple[Edit, ...]]:
     """Return the edits of each pattern; raise if one names no module of the model."""
     if not isinstance(edits, Mapping):
         raise TypeError(

@@ -19,7 +19,9 @@ from ...checks import check_number
 from ...ops.terms.biases import ScaledBias
 from ...ops.terms.masks import Dense, Documents
 from ...ops.terms.masks.mask_algebra import Mask
+from ..interception.kernel_call import NotUnderstood
 from ..recording.observed import ObservedAttention
+from ..terms.changed_weights import Given
 from ..terms.pair_bias import PairBias
 from .call_tokens import CallTokens
 from .temperature import with_temperature
@@ -47,7 +49,7 @@ class Edit:
         heads: tuple[int, ...] | None = getattr(self, "heads", None)
         return heads
 
-    def selected(self, tokens: CallTokens) -> Tensor | None:
+    def selects_tokens(self, tokens: CallTokens) -> Tensor | None:
         """Return a tensor that is True if the edit selects a token of the call; None if it selects no tokens."""
         return None
 
@@ -85,7 +87,7 @@ class Cut(Edit):
             raise ValueError("Cut must have queries or keys, got neither; to switch heads off write Scale(heads, 0)")
         _normalize(self, "queries", "keys")
 
-    def selected(self, tokens: CallTokens) -> Tensor:
+    def selects_tokens(self, tokens: CallTokens) -> Tensor:
         return _pairs_exist(self, tokens)
 
     def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
@@ -93,7 +95,7 @@ class Cut(Edit):
         h = seen.q.shape[1]
         mask = tokens.once((id(self), h), lambda: self._mask(tokens, h))
         joined = tokens.once((id(self), h, id(seen.mask)), lambda: mask if seen.mask is None else seen.mask & mask)
-        seen.check_softmax("Cut comes")
+        check_softmax(seen, "Cut")
         return seen._replace(mask=joined, statistic=None)
 
     def _mask(self, tokens: CallTokens, h: int) -> Mask:
@@ -125,14 +127,14 @@ class Boost(Edit):
         check_number("Boost amount", self.amount)
         _normalize(self, "queries", "keys")
 
-    def selected(self, tokens: CallTokens) -> Tensor:
+    def selects_tokens(self, tokens: CallTokens) -> Tensor:
         return _pairs_exist(self, tokens)
 
     def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
         assert tokens is not None
         h, dtype = seen.q.shape[1], torch.promote_types(seen.q.dtype, torch.float32)
         bias = tokens.once((id(self), h, dtype), lambda: self._bias(tokens, h, dtype))
-        seen.check_softmax("Boost comes")
+        check_softmax(seen, "Boost")
         return seen._replace(bias=bias if seen.bias is None else seen.bias + bias, statistic=None)
 
     def _bias(self, tokens: CallTokens, h: int, dtype: torch.dtype) -> PairBias:
@@ -161,7 +163,7 @@ class Temperature(Edit):
         _normalize(self)
 
     def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
-        seen.check_softmax("Temperature comes")
+        check_softmax(seen, "Temperature")
         inverse: float | Tensor = 1 / self.factor
         if self.heads is not None:
             chosen = _is_chosen(self.heads, seen.q.shape[1], seen.q.device)  # type: ignore[arg-type]
@@ -214,6 +216,12 @@ class Only(Edit):
 
     def factors(self, n: int) -> list[float]:
         return [1.0 if h in self.heads else 0.0 for h in range(n)]  # type: ignore[operator]
+
+
+def check_softmax(seen: ObservedAttention, edit: str) -> None:
+    """Raise `NotUnderstood` if the weights are other numbers than the softmax, which a change of scores misses."""
+    if isinstance(seen.normalize, Given):
+        raise NotUnderstood(f"its weights were changed after the softmax ({seen.changed}), and {edit} comes before it")
 
 
 def head_numbers(what: str, heads: object) -> tuple[int, ...]:

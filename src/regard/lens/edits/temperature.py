@@ -22,9 +22,9 @@ def with_temperature(score: Score | None, inverse: float | Tensor, width: int) -
             return Dot(scale=width**-0.5 * inverse)
         case Dot(cap=None):
             return Dot(scale=(width**-0.5 if score.scale is None else score.scale) * inverse)
-        case Dot(cap=float() | int()) if not isinstance(inverse, Tensor):
+        case Dot(cap=float() | int() as cap) if not isinstance(inverse, Tensor):
             # c tanh(s / c) / T is c' tanh(s' / c') with c' = c / T and s' = s / T
-            return Dot((width**-0.5 if score.scale is None else score.scale) * inverse, score.cap * inverse)
+            return Dot((width**-0.5 if score.scale is None else score.scale) * inverse, cap * inverse)
         case Cosine():
             return Cosine(score.temperature / inverse)
         case Bilinear():
@@ -34,9 +34,9 @@ def with_temperature(score: Score | None, inverse: float | Tensor, width: int) -
         case Additive():
             return Additive(_times(score.u, inverse, 2))
         case FunctionScore():
-            return Score.of(_scaled(score.fn.fn, inverse), score.score)
+            return Score.of(_scaling_function(score.fn.fn, inverse), score.score)
         case _:
-            return Score.of(_scaled(None, inverse), score)
+            return Score.of(_scaling_function(None, inverse), score)
 
 
 def _times(x: Tensor, inverse: float | Tensor, dims: int) -> Tensor:
@@ -46,9 +46,9 @@ def _times(x: Tensor, inverse: float | Tensor, dims: int) -> Tensor:
     return (x if x.ndim == dims else x[None]) * inverse.to(x.dtype).view(-1, *[1] * (dims - 1))
 
 
-def _scaled(fn: Callable[..., Tensor] | None, inverse: float | Tensor) -> Callable[..., Tensor]:
-    def scaled(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _scaling_function(fn: Callable[..., Tensor] | None, inverse: float | Tensor) -> Callable[..., Tensor]:
+    def scale_score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         factor: Any = look_up(inverse, h) if isinstance(inverse, Tensor) else inverse
         return (s if fn is None else fn(s, b, h, i, j)) * factor
 
-    return scaled
+    return scale_score

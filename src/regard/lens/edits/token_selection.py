@@ -65,10 +65,10 @@ class TokenAxis:
                 raise ValueError("generated tokens are known only if the prompt runs within the block of edit, too")
             return positions >= self.prompt
         if isinstance(selection, slice):
-            start, step = _bound(selection.start, 0, count), selection.step or 1
+            start, step = _slice_bound(selection.start, 0, count), selection.step or 1
             return (
                 (positions >= start)
-                & (positions < _bound(selection.stop, count, count))
+                & (positions < _slice_bound(selection.stop, count, count))
                 & ((positions - start) % step == 0)
             )
         if callable(selection):
@@ -86,7 +86,7 @@ class TokenAxis:
         return torch.isin(positions, from_start) | torch.isin(positions - count, from_end)
 
 
-def _bound(given: int | None, default: int | Tensor, count: Tensor) -> int | Tensor:
+def _slice_bound(given: int | None, default: int | Tensor, count: Tensor) -> int | Tensor:
     if given is None:
         return default
     return given if given >= 0 else (count + given).clamp(min=0)

@@ -71,7 +71,7 @@ class InterceptedAttention:
     """One attention call of a layer, the same value whichever function the model called.
 
     A consumer reads it (`interpret`), changes the heads of its output (`heads`, `with_heads`), or replaces it
-    (`understood`, `replaced_by`). Nothing is interpreted before a consumer asks for it. If `out` is a function, the
+    (`interpret_or_raise`, `replaced_by`). Nothing is interpreted before a consumer asks for it. If `out` is a function, the
     kernel of the model runs when `out` is first read: never, if the consumer replaces the call.
 
     Consumers that change the same call are one after the other: the second reads what the first put in its place, and
@@ -136,7 +136,7 @@ class InterceptedAttention:
         self.has_terms = self._call.score is not None
         return observed
 
-    def understood(self) -> ObservedAttention:
+    def interpret_or_raise(self) -> ObservedAttention:
         """Return the attention in terms; raise `NotUnderstood`, with the name of the layer, if it has none."""
         observed = self.interpret()
         if isinstance(observed, NotUnderstood):

@@ -13,8 +13,6 @@ from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.terms.normalizers import Normalizer, Softmax
 from ...ops.terms.scores import Dot, Score
 from ...ops.weights import Weights
-from ..interception.kernel_call import NotUnderstood
-from ..terms.changed_weights import Given
 
 
 class ObservedAttention(NamedTuple):
@@ -47,16 +45,6 @@ class ObservedAttention(NamedTuple):
         """The weights as a tensor, `b h i j`, with the gradients of queries and keys."""
         terms: Any = {slot: getattr(self, slot) for slot in (*SLOTS, "offset")}
         return weights_of_observed(self.q, self.k, None, **terms).dense()
-
-    def masked(self, mask: Mask) -> ObservedAttention:
-        """Return the attention with one more mask, joined to its own by `&`."""
-        self.check_softmax("a mask comes")
-        return self._replace(mask=mask if self.mask is None else self.mask & mask, statistic=None)
-
-    def check_softmax(self, change: str) -> None:
-        """Raise `NotUnderstood` if the weights are other numbers than the softmax, which a change of scores misses."""
-        if isinstance(self.normalize, Given):
-            raise NotUnderstood(f"its weights were changed after the softmax ({self.changed}), and {change} before it")
 
 
 def weights_of_observed(

@@ -27,7 +27,7 @@ class PairBias(Bias):
     keys: Tensor
     heads: Tensor
 
-    reads_queries: ClassVar[bool] = False  # type: ignore[misc]
+    reads_queries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("queries", "keys", "heads"):
