@@ -39,7 +39,7 @@ from .analysis.pair_steps import PairSteps, pair_steps
 from .analysis.positional_heads import positional
 from .capture import capture
 from .capture_warning import CaptureWarning
-from .edits import Boost, Cut, Only, Scale, Temperature, edit, generated
+from .edits import Boost, Cut, Freeze, From, Only, Scale, Temperature, edit, generated
 from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
 from .linter.check import check
@@ -66,6 +66,8 @@ __all__ = [
     "EdgeWeights",
     "Extras",
     "Finding",
+    "Freeze",
+    "From",
     "Groups",
     "HeadEvent",
     "HeadHistory",

@@ -45,5 +45,5 @@ def test_an_edit_prints_as_its_source():
 def test_an_edit_without_a_change_changes_nothing():
     assert Edit().change(None, None) is None
     assert Edit().factors(2) == [1.0, 1.0]
-    assert Only([2, 0, 2]).chosen_heads() == (0, 2)
+    assert Only([2, 0, 2]).head_numbers() == (0, 2)
     assert Scale(None, 3).factors(2) == [3.0, 3.0]

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..edits.edit import Editor, check_layers_exist, guess_message
-from ..edits.edit_values import Scale, head_numbers
+from ..edits.edit_values import Scale, check_head_numbers
 from ..interception.diagnostics import RECOGNIZED
 from ..interception.intercept import intercept
 from ..interception.intercepted import InterceptedAttention
@@ -44,7 +44,7 @@ def ablate(
     when it attends: pass its `layout`, as to `capture`. Gradients pass, and are zero through an ablated head.
     """
     scales = {
-        glob.escape(own_name(name)): (Scale(head_numbers(f"heads of {shown_name(own_name(name))!r}", ids), 0),)
+        glob.escape(own_name(name)): (Scale(check_head_numbers(f"heads of {shown_name(own_name(name))!r}", ids), 0),)
         for name, ids in heads.items()
     }
     check_layers_exist(model, scales)

@@ -2,6 +2,7 @@
 
 from .edit import edit
 from .edit_values import Boost, Cut, Edit, Only, Scale, Temperature
+from .patterns import Freeze, From
 from .token_selection import generated
 
-__all__ = ["Boost", "Cut", "Edit", "Only", "Scale", "Temperature", "edit", "generated"]
+__all__ = ["Boost", "Cut", "Edit", "Freeze", "From", "Only", "Scale", "Temperature", "edit", "generated"]

@@ -6,6 +6,8 @@ in place of the model's kernel. Edits of heads alone change the output that the 
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ...nn.core import Core
+from ..capture import capture
 from ..interception import diagnostics
-from ..interception.function_mode import AttentionMode, layer_of
+from ..interception.function_mode import AttentionMode, layer_of, observers_quiet
 from ..interception.intercept import intercept
 from ..interception.intercepted import InterceptedAttention
 from ..interception.kernel_call import NotUnderstood
@@ -24,8 +27,9 @@ from ..layer_names import list_names, matches, own_name, shown_name
 from ..real_tokens import CROSS_NAMES
 from ..recording.unseen import EXPERT_GATE
 from ..tape.annotations import Tokens, TokensByLayer
+from ..tape.tape import Tape
 from .call_tokens import TokenFinder
-from .edit_values import Edit
+from .edit_values import Edit, EditedCall
 
 
 @contextmanager
@@ -82,9 +86,22 @@ def edit(
     checked = _check_edits(model, edits)
     selects_queries = any(getattr(each, "queries", None) is not None for found in checked.values() for each in found)
     consumer = Editor(checked, tokens, follows_all=selects_queries and _may_cross_attend(model))
-    with intercept(model, consumer, layout=layout) as mode:
+    with intercept(model, consumer, layout=layout) as mode, consumer.clean_runs(mode, layout):
         yield
     consumer.check_done(mode)
+
+
+class _ThreadCalls(threading.local):
+    """The calls that a thread has made within the block."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.clean: Tape | None = None
+
+    def count_call(self, layer: str) -> int:
+        """Count a call of a layer; return its number, from 0."""
+        self.counts[layer] += 1
+        return self.counts[layer] - 1
 
 
 class Editor:
@@ -99,6 +116,7 @@ class Editor:
     ) -> None:
         self.edits, self.what = edits, what
         self._finder = TokenFinder(tokens)
+        self._here = _ThreadCalls()
         self._by_layer: dict[str, tuple[Edit, ...]] = {}
         self._selected: dict[int, Tensor] = {}  # id of an edit -> True if it has selected a token
         # The queries of a cross-attention are found by the self-attention of its block, which may have no edits.
@@ -130,12 +148,13 @@ class Editor:
         tokens = None
         if any(each.needs_tokens for each in edits):
             tokens = self._finder.tokens_of(layer, seen)
+        at = EditedCall(layer, self._here.count_call(layer), tokens, self._here.clean)
         for each in edits:
             if tokens is not None and (selected := each.selects_tokens(tokens)) is not None:
                 known = self._selected.get(id(each))
                 self._selected[id(each)] = selected if known is None else known | selected
             try:
-                seen = each.change(seen, tokens)
+                seen = each.change(seen, at)
             except NotUnderstood as reason:
                 raise NotUnderstood(f"{each!r} cannot edit {shown_name(layer)}: {reason}") from reason
         return attention.replaced_by(seen)
@@ -145,6 +164,38 @@ class Editor:
             found = [edits for pattern, edits in self.edits.items() if _is_meant(layer, pattern)]
             self._by_layer[layer] = tuple(each for edits in found for each in edits)
         return self._by_layer[layer]
+
+    @contextmanager
+    def clean_runs(self, mode: AttentionMode, layout: str | Mapping[str, str] | None) -> Iterator[None]:
+        """Run the model once more without edits, before each of its passes, if frozen weights need it."""
+        found = [each for edits in self.edits.values() for each in edits]
+        if all(each.is_frozen for each in found) or not any(each.is_frozen for each in found):
+            yield
+            return
+        frozen = [pattern for pattern, edits in self.edits.items() if any(each.is_frozen for each in edits)]
+        here = self._here
+
+        def run(model: nn.Module, args: Any, kwargs: Any) -> None:
+            if mode.here.silent:  # this is the clean run
+                return
+            check_runs_twice(model, kwargs)
+            devices = sorted({x.device for x in model.parameters() if x.is_cuda}, key=str)
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices),
+                mode.quiet(),
+                observers_quiet(),
+                capture(model, layers=frozen, layout=layout) as tape,
+            ):
+                model(*args, **kwargs)
+            here.clean = tape
+            here.counts.clear()
+
+        hook = mode.model.register_forward_pre_hook(run, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def check_done(self, mode: AttentionMode) -> None:
         """Raise if a layer with edits was not edited, or an edit selected no token."""
@@ -175,6 +226,21 @@ class Editor:
                     raise RuntimeError(f"{each!r} changed nothing: no call had these tokens; count them from 0")
 
 
+def check_runs_twice(model: nn.Module, given: Mapping[str, Any]) -> None:
+    """Raise if running the model twice on these arguments would not leave it as running it once does."""
+    caches = [name for name, value in given.items() if value is not None and ("past" in name or "cache_params" in name)]
+    if caches:
+        raise ValueError(
+            f"Freeze beside other edits runs the model twice, and {caches[0]} would be written twice; generate with "
+            "use_cache=False"
+        )
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in model.modules()):
+        raise ValueError(
+            "Freeze beside other edits runs the model twice, and batch norm in training would count the batch twice; "
+            "write model.eval()"
+        )
+
+
 def _may_cross_attend(model: nn.Module) -> bool:
     """Whether the name of a layer is that of a cross-attention, or of a decoder."""
     names = [name.lower() for name, _ in model.named_modules()]
@@ -192,7 +258,7 @@ def _scale_heads(heads: Tensor, factors: Sequence[float]) -> Tensor:
 
 
 def _check_heads(layer: str, each: Edit, n: int) -> None:
-    heads = each.chosen_heads()
+    heads = each.head_numbers()
     if heads and not 0 <= heads[0] <= heads[-1] < n:
         raise IndexError(f"heads of {shown_name(layer)!r} must be from 0 to {n - 1}, got {list(heads)}")
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,19 @@ from .call_tokens import CallTokens
 from .temperature import with_temperature
 from .token_selection import Selection, checked_selection, name_of
 
+if TYPE_CHECKING:
+    from ..tape.tape import Tape
+
 Heads = int | Iterable[int]
+
+
+class EditedCall(NamedTuple):
+    """One call of a layer that is edited."""
+
+    layer: str
+    number: int  # calls of the layer before it, within the block and the thread
+    tokens: CallTokens | None  # None if no edit of the layer selects tokens
+    clean: Tape | None  # the weights that this input gives without edits; None if there are no others than `Freeze`
 
 
 class Edit:
@@ -35,16 +47,17 @@ class Edit:
 
     changes_weights: ClassVar[bool] = True
     needs_tokens: ClassVar[bool] = False
+    is_frozen: ClassVar[bool] = False  # it holds the weights of this input without other edits
 
-    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
-        """Return the attention that takes the place of `seen`; `tokens` is None for edits that need none."""
+    def change(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention:
+        """Return the attention that takes the place of `seen`."""
         return seen
 
     def factors(self, n: int) -> list[float]:
         """Return the factor of the output of each of n heads."""
         return [1.0] * n
 
-    def chosen_heads(self) -> tuple[int, ...] | None:
+    def head_numbers(self) -> tuple[int, ...] | None:
         """Return the numbers of the heads that are changed; None for all."""
         heads: tuple[int, ...] | None = getattr(self, "heads", None)
         return heads
@@ -85,12 +98,13 @@ class Cut(Edit):
     def __post_init__(self) -> None:
         if self.queries is None and self.keys is None:
             raise ValueError("Cut must have queries or keys, got neither; to switch heads off write Scale(heads, 0)")
-        _normalize(self, "queries", "keys")
+        normalize_fields(self, "queries", "keys")
 
     def selects_tokens(self, tokens: CallTokens) -> Tensor:
         return _pairs_exist(self, tokens)
 
-    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+    def change(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention:
+        tokens = at.tokens
         assert tokens is not None
         h = seen.q.shape[1]
         mask = tokens.once((id(self), h), lambda: self._mask(tokens, h))
@@ -103,7 +117,7 @@ class Cut(Edit):
         hidden = Documents(queries.long(), torch.where(keys, 1, 2))  # equal for a selected query and a selected key
         if self.heads is None:
             return ~hidden
-        return ~hidden | Dense(~_is_chosen(self.heads, h, queries.device)[:, None, None])  # type: ignore[arg-type]
+        return ~hidden | Dense(~are_chosen(self.heads, h, queries.device)[:, None, None])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,12 +139,13 @@ class Boost(Edit):
 
     def __post_init__(self) -> None:
         check_number("Boost amount", self.amount)
-        _normalize(self, "queries", "keys")
+        normalize_fields(self, "queries", "keys")
 
     def selects_tokens(self, tokens: CallTokens) -> Tensor:
         return _pairs_exist(self, tokens)
 
-    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+    def change(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention:
+        tokens = at.tokens
         assert tokens is not None
         h, dtype = seen.q.shape[1], torch.promote_types(seen.q.dtype, torch.float32)
         bias = tokens.once((id(self), h, dtype), lambda: self._bias(tokens, h, dtype))
@@ -139,7 +154,7 @@ class Boost(Edit):
 
     def _bias(self, tokens: CallTokens, h: int, dtype: torch.dtype) -> PairBias:
         queries, keys = _selected_pair(self, tokens)
-        heads = _is_chosen(self.heads, h, keys.device)  # type: ignore[arg-type]
+        heads = are_chosen(self.heads, h, keys.device)  # type: ignore[arg-type]
         return PairBias(queries.to(dtype), keys.to(dtype) * self.amount, heads.to(dtype))
 
 
@@ -160,13 +175,13 @@ class Temperature(Edit):
 
     def __post_init__(self) -> None:
         check_number("Temperature factor", self.factor, above=0)
-        _normalize(self)
+        normalize_fields(self)
 
-    def change(self, seen: ObservedAttention, tokens: CallTokens | None) -> ObservedAttention:
+    def change(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention:
         check_softmax(seen, "Temperature")
         inverse: float | Tensor = 1 / self.factor
         if self.heads is not None:
-            chosen = _is_chosen(self.heads, seen.q.shape[1], seen.q.device)  # type: ignore[arg-type]
+            chosen = are_chosen(self.heads, seen.q.shape[1], seen.q.device)  # type: ignore[arg-type]
             dtype = torch.promote_types(seen.q.dtype, torch.float32)
             inverse = torch.where(chosen, 1 / self.factor, 1.0).to(dtype)
         bias = None if seen.bias is None else ScaledBias(seen.bias, inverse)
@@ -192,7 +207,7 @@ class Scale(Edit):
 
     def __post_init__(self) -> None:
         check_number("Scale factor", self.factor)
-        _normalize(self)
+        normalize_fields(self)
 
     def factors(self, n: int) -> list[float]:
         return [float(self.factor) if self.heads is None or h in self.heads else 1.0 for h in range(n)]  # type: ignore[operator]
@@ -212,7 +227,7 @@ class Only(Edit):
     changes_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _normalize(self)
+        normalize_fields(self)
 
     def factors(self, n: int) -> list[float]:
         return [1.0 if h in self.heads else 0.0 for h in range(n)]  # type: ignore[operator]
@@ -224,7 +239,7 @@ def check_softmax(seen: ObservedAttention, edit: str) -> None:
         raise NotUnderstood(f"its weights were changed after the softmax ({seen.changed}), and {edit} comes before it")
 
 
-def head_numbers(what: str, heads: object) -> tuple[int, ...]:
+def check_head_numbers(what: str, heads: object) -> tuple[int, ...]:
     """Return the numbers of heads in order, each once."""
     heads = heads.tolist() if isinstance(heads, Tensor) else heads
     if isinstance(heads, str) or not isinstance(heads, Iterable):
@@ -237,7 +252,7 @@ def head_numbers(what: str, heads: object) -> tuple[int, ...]:
     return tuple(sorted({int(head) for head in ids}))
 
 
-def _normalize(edit: Any, *selections: str) -> None:
+def normalize_fields(edit: Any, *selections: str) -> None:
     """Replace lists of positions and of heads by tuples of numbers."""
     kind = type(edit).__name__
     for name in selections:
@@ -245,7 +260,7 @@ def _normalize(edit: Any, *selections: str) -> None:
             object.__setattr__(edit, name, checked_selection(f"{kind} {name}", value))
     if (heads := edit.heads) is not None:
         one = isinstance(heads, Integral) and not isinstance(heads, bool)
-        object.__setattr__(edit, "heads", head_numbers(f"{kind} heads", [heads] if one else heads))
+        object.__setattr__(edit, "heads", check_head_numbers(f"{kind} heads", [heads] if one else heads))
 
 
 def _selected_pair(edit: Cut | Boost, tokens: CallTokens) -> tuple[Tensor, Tensor]:
@@ -261,6 +276,6 @@ def _pairs_exist(edit: Cut | Boost, tokens: CallTokens) -> Tensor:
     return (queries.any(1) & keys.any(1)).any()
 
 
-def _is_chosen(heads: tuple[int, ...] | None, n: int, device: torch.device) -> Tensor:
+def are_chosen(heads: tuple[int, ...] | None, n: int, device: torch.device) -> Tensor:
     """Return True for each chosen head."""
     return torch.tensor([heads is None or h in heads for h in range(n)], device=device)

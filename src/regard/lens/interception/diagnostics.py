@@ -92,6 +92,8 @@ def note_unseen_layers(mode: AttentionMode, recorder: Recorder) -> None:
 
 def _note_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:
     """Note the layers with a softmax that looks like attention and was not recorded."""
+    if not (mode.softmaxes or mode.unclear):
+        return
     known = [*recorder.recorded_layers, *(each.layer for each in recorder.unseen)]
     for layer, (kind, reason) in unrecognized_softmax(mode, known).items():
         recorder.note_unseen(layer, kind, reason)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from typing import Any, NoReturn
 
@@ -151,6 +151,15 @@ def _pause_interception() -> Iterator[None]:
         _PAUSED.count -= 1
 
 
+@contextmanager
+def observers_quiet() -> Iterator[None]:
+    """Record nothing in this thread within the block, in captures that are open."""
+    with ExitStack() as stack:
+        for mode in _OPENED.modes:
+            stack.enter_context(mode.quiet())
+        yield
+
+
 class _Hook(partial[None]):
     """A hook of a mode; in a copy or a pickle of the model it is a function of Python that does nothing."""
 
@@ -219,7 +228,8 @@ class AttentionMode(TorchFunctionMode):
             for hook in hooks:
                 hook.remove()
             self._withdraw()
-            note_replacement(None, None)
+            if not self.is_observer:
+                note_replacement(None, None)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

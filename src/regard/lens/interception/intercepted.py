@@ -71,8 +71,8 @@ class InterceptedAttention:
     """One attention call of a layer, the same value whichever function the model called.
 
     A consumer reads it (`interpret`), changes the heads of its output (`heads`, `with_heads`), or replaces it
-    (`interpret_or_raise`, `replaced_by`). Nothing is interpreted before a consumer asks for it. If `out` is a function, the
-    kernel of the model runs when `out` is first read: never, if the consumer replaces the call.
+    (`interpret_or_raise`, `replaced_by`). Nothing is interpreted before a consumer asks for it. If `out` is a function,
+    the kernel of the model runs when `out` is first read: never, if the consumer replaces the call.
 
     Consumers that change the same call are one after the other: the second reads what the first put in its place, and
     so does a recorder after both.

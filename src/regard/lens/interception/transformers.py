@@ -148,7 +148,7 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                     result, statistic = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
                 for mode in modes:
                     layer = mode.names[part]
-                    if mode.recorder is not None and defers and replacement_of(result[0]) is None:
+                    if mode.recorder is not None and defers and (not modes[1:] or replacement_of(result[0]) is None):
                         given = {argument: kwargs[argument] for argument in NUMBERS if argument in kwargs}
                         read = partial(_read_deferred, mode.interpreter, name, module, q, k, statistic, given)
                         mode.recorder.record_deferred(layer, read)
