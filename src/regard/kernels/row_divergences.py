@@ -452,7 +452,7 @@ def divergence_config(d: int, dtype: torch.dtype, gradient: bool) -> DivergenceC
     if dtype == torch.float32 or d > 128:
         return DivergenceConfig(32, 32, 4, 2)
     if gradient:
-        return DivergenceConfig(64, 64, 4 if d <= 64 else 8, 2)
+        return DivergenceConfig(64, 64, 4, 2)
     return DivergenceConfig(128, 64, 8, 3)
 
 
