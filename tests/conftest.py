@@ -1,7 +1,10 @@
 """What every test may count on: one thread a worker, fixed seeds, and uninitialized memory that shows."""
 
 import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,3 +57,13 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("regard.ops.blocks.prepared_call.ROWS_PER_BLOCK", 16)
     monkeypatch.setattr("regard.ops.blocks.prepared_call.KEYS_PER_TILE", 8)
     monkeypatch.setattr("regard.ops.blocks.prepared_call.SCORES_PER_BLOCK", 2**10)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The folder of the built site; a warning of mkdocs fails the build."""
+    folder, root = tmp_path_factory.mktemp("site") / "site", Path(__file__).parents[1]
+    build = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(root / "mkdocs.yml")]
+    done = subprocess.run([sys.executable, *build, "--site-dir", str(folder)], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder

@@ -389,18 +389,39 @@ def test_the_page_of_the_command_line_has_every_command():
     assert listed == {name for name in COMMANDS if name != "train"} | {f"train {name}" for name in TRAINS}
 
 
-def test_the_reference_has_every_public_name_of_the_operator():
+def test_the_pages_of_the_reference_list_names_that_exist():
+    pages = site_script("reference_pages")
     text = (DOCS / "reference" / "operator.md").read_text(encoding="utf8")
-    listed = [name for names in re.findall(r"members: \[([^]]+)\]", text) for name in names.split(", ")]
+    listed = [name for mark in pages.MARK.finditer(text) for name in pages.listed_names(mark)]
     assert sorted(listed) == sorted(regard.__all__)
+    assert text.index("attend") < text.index("Weights")
+    for path in sorted((DOCS / "reference").glob("*.md")):
+        for mark in pages.MARK.finditer(path.read_text(encoding="utf8")):
+            assert pages.entries(mark["package"], mark["kind"], pages.listed_names(mark))
+    with pytest.raises(ValueError, match="no public names attention"):
+        pages.entries("regard", "first", ["attention"])
 
 
-@pytest.mark.chapters
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed; pip install 'regard[docs]'")
-def test_the_site_is_built_without_a_warning(tmp_path):
-    config, site = str(ROOT / "mkdocs.yml"), tmp_path / "site"
-    ran(["-m", "mkdocs", "build", "--strict", "--config-file", config, "--site-dir", str(site)], ROOT)
-    pages = list(site.rglob("*.html"))
-    assert len(pages) >= len(list(DOCS.rglob("*.md")))
-    for page in pages:
-        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=.https?:[^>]+", page.read_text("utf8")), page
+def test_a_name_that_a_submodule_hides_is_documented_where_it_is_defined():
+    entries = site_script("reference_pages").entries
+    assert ":::" in entries("regard.lens")
+    assert "::: regard.lens.capture.capture" in entries("regard.lens")
+    assert "An earlier name of `CosineSchedule`" in entries("regard.train")
+
+
+def test_names_and_papers_become_links():
+    links = site_script("links")
+    text = "`Dot(scale=1.0)` of Vaswani et al. (2017), see `Dot` and `x.y`.\n\n```python\nDot()\n```\n[`Dot`](a.md)"
+    linked = links.linked(text, "papers.md")
+    assert linked.startswith("[`Dot(scale=1.0)`][regard.ops.terms.scores.Dot] of [Vaswani et al. (2017](papers.md#vas")
+    assert linked.count("][regard") == 1
+    assert linked.endswith("see `Dot` and `x.y`.\n\n```python\nDot()\n```\n[`Dot`](a.md)")
+    page = links.papers_page((DOCS / "book" / "papers.md").read_text(encoding="utf8"))
+    item = page[page.index('<a id="vaswani-et-al-2017"></a>') :].partition("\n- ")[0]
+    assert "https://arxiv.org/abs/1706.03762" in item
+    assert "Chapters [" in item
+
+
+def test_every_paper_has_an_address():
+    text = (DOCS / "book" / "papers.md").read_text(encoding="utf8")
+    assert len(re.findall(r"^  <https://\S+>$", text, flags=re.MULTILINE)) == len(re.findall("^- ", text, re.MULTILINE))

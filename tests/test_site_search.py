@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -148,16 +146,6 @@ def chapter_of_section() -> dict[str, str]:
 
 def queries() -> dict[str, str]:
     return dict(line.rsplit(": ", 1) for line in QUERIES.strip().splitlines())
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The built site."""
-    folder = tmp_path_factory.mktemp("site") / "site"
-    build = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
-    done = subprocess.run([sys.executable, *build, "--site-dir", str(folder)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.mark.chapters

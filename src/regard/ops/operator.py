@@ -66,17 +66,24 @@ def attend(
     >>> attend(q, k, v, score=Additive(torch.randn(64)), normalize=SinkSoftmax(0.0)).shape
     torch.Size([2, 8, 100, 64])
 
-    Terms of the slots: `score` Dot, Cosine, Bilinear, Additive, Location, Score.of(fn); `mask` Causal, Window, Padding,
-    Documents, Prefix, Global, Dilated, Chunked, Diagonal, Near, Neighborhood, Blocks, Dense, Rule, combined by &, |
-    and ~; `bias` Alibi, Relative, Added, Gaussian, Bias.of(fn), added by +; `normalize` Softmax, SinkSoftmax, Sigmoid,
-    Sparsemax, Entmax, Hard, Tapered. `backend`, if given, is "sdpa", "flex", "triton", "tiled" or "reference";
-    `explain` says which one runs a call and why. Batch dims broadcast.
+    Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Batch dims
+    broadcast. A query that may see no key gets zeros. It is differentiable once; for second derivatives pass
+    backend="reference", which stores the matrix.
 
-    Head n of q uses head n * g // h of k and v, so g < h is grouped-query attention and g = 1 multi-query. Query
-    row r stands at position r + offset; offset is j - i unless given, so the last query meets the last key; for caches
-    of different lengths it has one number for each batch row, a tuple or a tensor. Dropout
-    acts on the weights, here and nowhere else: pass 0 in evaluation. A query that may see no key gets zeros. It is
-    differentiable once; for second derivatives pass backend="reference", which stores the matrix.
+    Args:
+        q: queries, b h i d.
+        k: keys, b g j d.
+        v: values, b g j e.
+        score: Dot (the default), Cosine, Bilinear, Additive, Location, or Score.of(fn).
+        mask: Causal, Window, Padding, Documents, Prefix, Global, Dilated, Chunked, Diagonal, Near, Neighborhood,
+            Blocks, Dense or Rule, combined by &, | and ~.
+        bias: Alibi, Relative, Added, Gaussian or Bias.of(fn), added by +.
+        normalize: Softmax (the default), SinkSoftmax, Sigmoid, Sparsemax, Entmax, Hard or Tapered.
+        dropout: probability of dropping a weight, here and nowhere else; pass 0 in evaluation.
+        offset: query row r stands at position r + offset. By default it is j - i, so the last query meets the last
+            key; for caches of different lengths it has one number for each batch row, a tuple or a tensor.
+        backend: "sdpa", "flex", "triton", "tiled" or "reference"; by default the fastest that runs the call, which
+            `explain` names.
     """
     if has_torch_function((q, k, v)):  # like PyTorch's functions, so that function modes see this one
         terms: Any = {"score": score, "mask": mask, "bias": bias, "normalize": normalize, "offset": offset}

@@ -116,12 +116,14 @@ def check_term(
 
     In a test: `report = check_term(Distance()); assert report, report`.
 
-    `q`: queries, b h i d, for a term whose tensors fit some sizes only; by default 2 x 4 x 7 x 8.
-    `k`: keys, b h j d, with as many heads as `q`; by default 2 x 4 x 11 x 8.
-    `expected`: the definition in plain PyTorch, to compare with: for a score a function of q and k that returns
-    b h i j, for a mask or a bias a function of the index tensors b, h, i and j, for a normalizer a function of the
-    visible scores of one row.
-    `smooth`: False for a term whose gradient is no slope, such as a straight-through estimator.
+    Args:
+        term: the score, mask, bias or normalizer.
+        q: queries, b h i d, for a term whose tensors fit some sizes only; by default 2 x 4 x 7 x 8.
+        k: keys, b h j d, with as many heads as `q`; by default 2 x 4 x 11 x 8.
+        expected: the definition in plain PyTorch, to compare with: for a score a function of q and k that returns
+            b h i j, for a mask or a bias a function of the index tensors b, h, i and j, for a normalizer a function of
+            the visible scores of one row.
+        smooth: False for a term whose gradient is no slope, such as a straight-through estimator.
     """
     slot = next((name for kind, name in SLOTS.items() if isinstance(term, kind)), None)
     if slot is None:
