@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-BOOSTS = {"glossary.md": 20, "book/": 3, "guides/": 1.5, "reference/": 0.05}
+BOOSTS = {"glossary.md": 20, "book/": 3, "guides/": 1.5, "reference/": 0.01}
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> None:
