@@ -82,16 +82,16 @@ def row(slot: str, name: str, code: str, paper: str) -> str:
         f"`{equation(name)}`",
         f"[`{name}`][{getattr(regard, name).__module__}.{name}] `attend(q, k, v, {slot}={code})`",
         image_of_maps(matrix(slot, code)[:1, :1], cell_pixels=4, alt=f"{slot}={code}"),
-        f"`tests/test_conformance.py`, case {case(name)}",
+        f"`{case(name)}`",
     )
-    return f"| {' | '.join(cell.replace('|', '&#124;') if '<img' in cell else _bar(cell) for cell in cells)} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def equation(name: str) -> str:
     """Return the first line of a docstring, without what follows the formula."""
     line = (inspect.getdoc(getattr(regard, name)) or "").split("\n")[0]
     line = re.sub(r" \([^()]*\d{4}[^()]*\)", "", line)
-    return re.split(r"[:;] |\. (?=[A-Z])|, any ", line)[0].rstrip(".").replace("`", "")
+    return re.split(r"[:;] |\. (?=[A-Z])|, any |, where ", line)[0].rstrip(".").replace("`", "")
 
 
 def matrix(slot: str, code: str) -> torch.Tensor:
@@ -107,7 +107,3 @@ def case(name: str) -> str:
     return {"Prefix": "Prefix-LM", "Relative": "Relative-shaw", "Global": "Longformer", "Softmax": "Dot"}.get(
         name, name
     )
-
-
-def _bar(cell: str) -> str:
-    return cell.replace("|", "\\|")
