@@ -277,6 +277,14 @@ def test_each_name_of_the_glossary_occurs_in_the_chapter_that_it_links_to():
     assert missing == []
 
 
+def test_what_is_left_out_is_named_with_a_reason():
+    rows = cells(DOCS / "limits.md", "| name | reason, and the nearest thing here |")
+    names = " ".join(name for name, _ in rows).lower()
+    left_out = "bahdanau, zeros, tanh, structured attention, scale-center, bert, images, speech, reinforcement, entropy"
+    assert [name for name in left_out.split(", ") if name not in names] == []
+    assert all(len(reason.split()) > 5 for _, reason in rows)
+
+
 @pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
 def test_a_chapter_begins_with_the_words_of_the_field(page):
     text = page.read_text(encoding="utf8")
