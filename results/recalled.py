@@ -67,7 +67,9 @@ def draw(layers: Sequence[Weights], words: Sequence[int], place: int) -> Any:
         maps, rows = A.pool(cells, cells, "max")[0].sqrt().float().cpu(), A[0, :, list(words)].float().cpu()
         for head in range(heads):
             above, *below = grid[strips * head : strips * (head + 1), number]
-            above.imshow(maps[head].numpy(), cmap=WHITE_TO_DARK, vmin=0, vmax=1, extent=(0, length, length, 0), aspect="auto")
+            above.imshow(
+                maps[head].numpy(), cmap=WHITE_TO_DARK, vmin=0, vmax=1, extent=(0, length, length, 0), aspect="auto"
+            )
             above.set_title(f"layer {number + 1}, head {head + 1}", fontsize=9)
             above.set(yticks=[], xticks=[0, length], xticklabels=["first", "last"])
             for axes, word, row in zip(below, words, rows[head], strict=True):
