@@ -9,6 +9,9 @@ the monitor's history and picture of each run to `--out`. `--tiny` trains a smal
 
 `python -m benchmarks monitoring` measures a smaller model on the CPU.
 
+`python -m benchmarks.monitoring curves --out FOLDER` draws the runs that `diverge` wrote there: their losses, and the
+logits and entropies of the run with the largest loss.
+
 `python -m benchmarks.monitoring copy --rates 0.03 0.003 --bounds none 20 --steps 200` is the table of the guide "My
 loss spikes": a small GPT that copies, on the CPU.
 """
@@ -19,6 +22,7 @@ import argparse
 import csv
 import itertools
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +44,7 @@ SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("step", "diverge", "copy"))
+    parser.add_argument("what", choices=("step", "diverge", "curves", "copy"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script on a CPU")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768], help="of one text (step)")
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("output") / "monitoring")
     chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    {"step": measure_steps, "diverge": diverge, "copy": copy_runs}[chosen.what](chosen)
+    {"step": measure_steps, "diverge": diverge, "curves": draw_curves, "copy": copy_runs}[chosen.what](chosen)
 
 
 def bound(text: str) -> float | None:
@@ -163,6 +167,41 @@ def diverge(chosen: argparse.Namespace) -> None:
         rows.append(row)
         print(*(f"{key} {value:.4g}" if value != "" else f"{key} -" for key, value in row.items()), flush=True)
         write(chosen.out / "runs.csv", rows)
+
+
+def draw_curves(chosen: argparse.Namespace) -> None:
+    """Draw the loss of each run, smoothed over ten steps, a colour for each rate, dashed with a clip."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    files = sorted(chosen.out.rglob("losses.csv"))
+    losses = {file.parent: [float(row["loss"]) for row in csv.DictReader(file.open(encoding="utf8"))] for file in files}
+    rates = sorted({rate_and_clip(folder)[0] for folder in losses})
+    axes = (figure := Figure((7, 3.6), dpi=150, layout="constrained")).subplots()
+    seen = set()
+    for folder, values in losses.items():
+        rate, clip = rate_and_clip(folder)
+        label = f"rate {rate:g}" + (f", clip {clip:g}" if clip else "")
+        smooth = [statistics.mean(values[max(0, n - 9) : n + 1]) for n in range(len(values))]
+        colour = colormaps["viridis"](0.9 * rates.index(rate) / max(1, len(rates) - 1))
+        line = {"color": colour, "linestyle": "--" if clip else "-", "linewidth": 1}
+        axes.plot(range(1, len(smooth) + 1), smooth, label=None if label in seen else label, **line)
+        seen.add(label)
+    axes.set(xlabel="step", ylabel="loss, mean of ten steps (nats)", ylim=(0, None))
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(chosen.out / "losses.png")
+    worst = max(losses, key=lambda folder: losses[folder][-1])
+    timeline(worst, measures=["logit", "entropy"], title=f"rate {rate_and_clip(worst)[0]:g}").savefig(
+        chosen.out / "heads.png", dpi=110
+    )
+
+
+def rate_and_clip(folder: Path) -> tuple[float, float | None]:
+    """The rate and the clip in the name that `diverge` gave a folder."""
+    named = re.fullmatch(r"rate-(.+)-(?:plain|clip-(.+))-\d+", folder.name)
+    if named is None:
+        raise SystemExit(f"{folder} was not written by `diverge`")
+    return float(named[1]), None if named[2] is None else float(named[2])
 
 
 def copy_runs(chosen: argparse.Namespace) -> None:
