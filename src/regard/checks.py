@@ -128,7 +128,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_keys(batch: object, *names: str) -> None:
-    """Raise unless `batch` is a mapping that has each of these names."""
+    """Raise unless `batch` is a mapping with each of the names."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"a batch must be a mapping from names to tensors, got {type(batch).__name__}; "

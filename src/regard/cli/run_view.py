@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLOT = "curves.png"
 PLAN_FILE = "plan.json"
-HEAD_TABLES = ("heads.csv", "head_events.csv")  # of a monitor
+HEAD_TABLES = ("heads.csv", "head_events.csv")  # a monitor writes them
 
 
 def write_plot(run: Path) -> Path:

@@ -21,7 +21,7 @@ class State(Protocol):
     """
 
     def select(self, rows: Int[Tensor, " chosen"]) -> Self:
-        """Return the state of these rows, in this order; a row may be left out or repeat."""
+        """Return the state of the given rows, in their order; a row may be left out or repeat."""
         ...
 
 

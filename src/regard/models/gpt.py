@@ -333,7 +333,7 @@ class GptState(CachedState):
     rows: int | None = None
 
     def select(self, rows: Int[Tensor, " chosen"]) -> GptState:
-        """Return the state of these rows, in this order; a row may repeat."""
+        """Return the state of the given rows, in their order; a row may repeat."""
         caches = tuple(cache.select(rows) for cache in self.caches)
         return replace(self, caches=caches, rows=len(rows), attention={})
 

@@ -229,5 +229,5 @@ class PointerState:
         return self.inner.rows
 
     def select(self, rows: Int[Tensor, " chosen"]) -> PointerState:
-        """Return the state of these rows, in this order; a row may repeat."""
+        """Return the state of the given rows, in their order; a row may repeat."""
         return PointerState(inner=self.inner.select(rows), copies=self.copies, words=self.words)

@@ -204,7 +204,7 @@ class RecurrentState:
         return torch.cat([A[...] for A in self.seen], 2)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> RecurrentState:
-        """Return the state of these rows, in this order; a row may repeat."""
+        """Return the state of the given rows, in their order; a row may repeat."""
         sources, memory = self.sources[rows], self.memory
         if memory is not None and not torch.equal(sources, self.sources):
             memory = memory.select(rows)

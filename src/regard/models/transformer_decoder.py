@@ -142,7 +142,7 @@ class DecoderState(CachedState):
         return self.each * len(self.source[0].k)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> DecoderState:
-        """Return the state of these rows, in this order; a row may repeat."""
+        """Return the state of the given rows, in their order; a row may repeat."""
         owners = rows.div(self.each, rounding_mode="floor")
         sources, counts = owners.unique_consecutive(return_counts=True)
         even = len(counts) > 0 and bool((counts == counts[0]).all())

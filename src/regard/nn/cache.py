@@ -149,7 +149,7 @@ class KVCache:
         return torch.cat((past, k), 2)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KVCache:
-        """Return a cache of these batch rows, in this order; a row may repeat, as in beam search."""
+        """Return a cache of the given batch rows, in their order; a row may repeat, as in beam search."""
         other = self.fork()
         other.starts = None if self.starts is None else self.starts.select(rows)
         if isinstance(self._buffer, BlockTable):
@@ -359,7 +359,7 @@ class KeyValues:
         return None if self.keep is None else Padding(self.keep)
 
     def select(self, rows: Int[Tensor, " rows"]) -> KeyValues:
-        """Return the keys and values of these batch rows, in this order; a row may repeat."""
+        """Return the keys and values of the given batch rows, in their order; a row may repeat."""
         padding = None if self.keep is None else self.keep.index_select(0, rows)
         return KeyValues(self.k.index_select(0, rows), self.v.index_select(0, rows), padding)
 
@@ -392,7 +392,7 @@ class SegmentMemory:
         return whole
 
     def select(self, rows: Int[Tensor, " rows"]) -> SegmentMemory:
-        """Return a memory of these batch rows, in this order; a row may repeat."""
+        """Return a memory of the given batch rows, in their order; a row may repeat."""
         other = SegmentMemory(self.length)
         other.states = None if self.states is None else self.states.index_select(0, rows)
         return other

@@ -22,7 +22,7 @@ from .terms.scores import Score
 from .terms.term import Term
 
 SLOTS = {Score: "score", Mask: "mask", Bias: "bias", Normalizer: "normalize"}
-STEP = 1e-6  # of the differences that slopes are compared with
+STEP = 1e-6  # slopes are compared with differences over this step
 TILE_SIZES = [(2, 3), (3, 2), (1, 4), (16, 16)]
 CHECKS = {
     "runs": "the weights are finite numbers of the right shape and dtype, and no input is changed",

@@ -143,7 +143,7 @@ def _lists(mask: Mask, call: Call, tiling: Tiling) -> TileLists:
 
 
 def _own_masks(mask: Mask, call: Call) -> tuple[int, int]:
-    """`b|1 h|1`: whether batch rows and heads have masks of their own, which its tiles need not tell (a `Rule`)."""
+    """`b|1 h|1`: whether batch rows and heads have masks of their own, which the tiles of a `Rule` need not show."""
     entry = mask.over(replace(call.whole(), rows=slice(0, 1), cols=slice(0, 1)))
     b, h, _, _ = (1,) * (4 - entry.ndim) + entry.shape
     return b, h

@@ -71,7 +71,7 @@ PAGE, LINE, SPACE = 7.5, 0.28, 0.05  # inches: width of a coloured text, height 
 MAX_PANELS_ACROSS, PANEL_BAR, MIN_PANEL_PIXELS = 5, 1.7, 128  # inches for the scale; pixels a side of a panel
 PANEL_QUANTILE = 0.98  # share of the weights over a picture that are below the end of the scale
 MAX_DRAWN_NODES = 64  # sources or targets of a graph whose edges are drawn as lines
-MAX_TEXT_TOKEN_CHARACTERS = 48  # that many of the widest characters fit a line
+MAX_TEXT_TOKEN_CHARACTERS = 48  # a line holds this many of the widest characters
 SIDE, BETWEEN = 1.6, 1.6  # inches: least width of a sentence, and the gap between the pair
 
 
