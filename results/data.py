@@ -79,6 +79,7 @@ def _captions(path: Path, to: Path, few: int | None) -> None:
 
 def _linked(path: Path, to: Path, few: int | None) -> None:
     """Sentences cut and lower-cased as those with gold links are, beside the files as they are."""
+    _plain(path, to, few)
     language = path.name.split(".")[1]
     lines = _content(path).decode("utf8").splitlines()[: few or PAIRS]
     tokenized = (" ".join(WORD.findall(line.lower())) + "\n" for line in lines)

@@ -275,6 +275,7 @@ def test_data_is_unpacked_as_commands_take_it(tmp_path):
     assert few == b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 3) + bytes(range(12))
     assert (to / "all" / "flickr8k" / "dev.tsv").read_text() == "dev/b.jpg\ttwo\n"
     assert (to / "all" / "europarl" / "tokenized.de").read_text() == "ja , e-mail !\n"
+    assert (to / "all" / "europarl" / "train.de").read_text() == "Ja, E-Mail!\n"
     assert json.loads((to / "few" / "squad" / "dev-v1.1.json").read_text())["data"] == [{"paragraphs": [1, 2]}] * 2
 
 
