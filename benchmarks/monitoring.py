@@ -22,10 +22,13 @@ import argparse
 import csv
 import itertools
 import math
+import platform
 import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -94,30 +97,52 @@ def monitored(tokens: int, every: int = 1) -> Callable[[], dict[str, Callable[[]
 
 def measure_steps(chosen: argparse.Namespace) -> None:
     """Time plain and watched steps in turn, and whole runs of `every` steps."""
+    from .__main__ import RESULTS  # which imports this file
+
     rows = []
     for tokens in chosen.tokens:
         torch.manual_seed(0)
         model = llama(SMALL if chosen.tiny else LLAMA, 8, 1024, tokens).to(chosen.device).train()
         optimizer, ids = torch.optim.AdamW(model.parameters(), 1e-5), torch.randint(0, 1024, (1, tokens))
         ids = ids.to(chosen.device)
-        plain, watched, sparse = [], [], []
+        plain, watched, runs = [], [], []
         for _ in range(2 + chosen.repeats):
             plain.append(seconds(model, optimizer, ids, None, 1))
             watched.append(seconds(model, optimizer, ids, Monitor(model, every=1, say=str), 1))
         for _ in range(max(1, chosen.repeats // 3)):
-            run = [seconds(model, optimizer, ids, each, chosen.every) for each in (None, Monitor(model, chosen.every))]
-            sparse.append(run[1] / run[0])
-        middle, seen = statistics.median(plain[2:]), statistics.median(watched[2:])
-        ratio, low, high = seen / middle, min(watched[2:]) / min(plain[2:]), max(watched[2:]) / max(plain[2:])
-        rows.append(
-            {
-                "tokens": tokens, "plain_ms": round(1e3 * middle, 2), "watched_ms": round(1e3 * seen, 2),
-                "ratio": round(ratio, 3), "ratio_of_fastest": round(low, 3), "ratio_of_slowest": round(high, 3),
-                "run_ratio": round(statistics.median(sparse), 3), "every": chosen.every, "repeats": chosen.repeats,
-            }
-        )  # fmt: skip
-        print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    write(chosen.out / "steps.csv", rows)
+            monitors = Monitor(model, chosen.every, say=str), None
+            runs.append([seconds(model, optimizer, ids, each, chosen.every) for each in monitors])
+        cases = [
+            (f"a training step, {tokens:,} tokens", watched[2:], plain[2:], 1.30),
+            (f"{chosen.every} training steps, one of them watched, {tokens:,} tokens", *zip(*runs, strict=True), 1.03),
+        ]
+        for name, ours, peer, bar in cases:
+            rows.append(step_row(name, ours, peer, bar))
+            print(*(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    path = chosen.out / "steps.csv" if chosen.tiny or chosen.device != "cuda" else RESULTS / "monitoring_gpu.csv"
+    write(path, rows)
+
+
+def step_row(case: str, watched: Sequence[float], plain: Sequence[float], bar: float) -> dict[str, object]:
+    """The median times of a case, in seconds, their ratio and where they were measured."""
+    from .__main__ import COMMIT, machine, milliseconds
+
+    ours, peer = statistics.median(watched), statistics.median(plain)
+    return {
+        "case": case,
+        "watched": milliseconds(ours),
+        "plain": milliseconds(peer),
+        "watched_over_plain": f"{ours / peer:.3f}",
+        "bar": f"at most {bar:.2f}",
+        "met": "yes" if ours <= bar * peer else "no",
+        "repeats": len(watched),
+        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "commit": COMMIT,
+        "date": date.today().isoformat(),
+    }
 
 
 def seconds(
