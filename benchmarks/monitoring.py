@@ -125,13 +125,13 @@ def measure_steps(chosen: argparse.Namespace) -> None:
 
 def step_row(case: str, watched: Sequence[float], plain: Sequence[float], bar: float) -> dict[str, object]:
     """The median times of a case, in seconds, their ratio and where they were measured."""
-    from .__main__ import COMMIT, machine, milliseconds
+    from .__main__ import COMMIT, machine
 
     ours, peer = statistics.median(watched), statistics.median(plain)
     return {
         "case": case,
-        "watched": milliseconds(ours),
-        "plain": milliseconds(peer),
+        "watched": f"{1e3 * ours:.1f} ms",
+        "plain": f"{1e3 * peer:.1f} ms",
         "watched_over_plain": f"{ours / peer:.3f}",
         "bar": f"at most {bar:.2f}",
         "met": "yes" if ours <= bar * peer else "no",
