@@ -39,7 +39,20 @@ from .analysis.pair_steps import PairSteps, pair_steps
 from .analysis.positional_heads import positional
 from .capture import capture
 from .capture_warning import CaptureWarning
-from .edits import Boost, Cut, Freeze, From, Only, Scale, Temperature, edit, generated
+from .edits import (
+    Boost,
+    Cut,
+    Freeze,
+    From,
+    Only,
+    Scale,
+    Sweep,
+    Temperature,
+    edit,
+    generated,
+    knockouts,
+    sweep,
+)
 from .interception.kernel_call import KernelCall, NotUnderstood
 from .interception.registered import register_kernel
 from .linter.check import check
@@ -82,6 +95,7 @@ __all__ = [
     "SampledWeights",
     "Scale",
     "Sinks",
+    "Sweep",
     "Tape",
     "Temperature",
     "Unseen",
@@ -105,6 +119,7 @@ __all__ = [
     "head_roles",
     "importance",
     "induction",
+    "knockouts",
     "lines",
     "locality",
     "mutual_links",
@@ -127,6 +142,7 @@ __all__ = [
     "sink_head",
     "sinks",
     "spans",
+    "sweep",
     "value_norms",
     "word_weights",
     "words",

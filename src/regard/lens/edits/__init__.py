@@ -3,6 +3,21 @@
 from .edit import edit
 from .edit_values import Boost, Cut, Edit, Only, Scale, Temperature
 from .patterns import Freeze, From
+from .sweep import Sweep, knockouts, sweep
 from .token_selection import generated
 
-__all__ = ["Boost", "Cut", "Edit", "Freeze", "From", "Only", "Scale", "Temperature", "edit", "generated"]
+__all__ = [
+    "Boost",
+    "Cut",
+    "Edit",
+    "Freeze",
+    "From",
+    "Only",
+    "Scale",
+    "Sweep",
+    "Temperature",
+    "edit",
+    "generated",
+    "knockouts",
+    "sweep",
+]

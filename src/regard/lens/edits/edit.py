@@ -83,7 +83,7 @@ def edit(
         layout: the dims of the batch and the heads, as for `capture`.
     """
     diagnostics.check_capturable(model)
-    checked = _check_edits(model, edits)
+    checked = check_edits(model, edits)
     selects_queries = any(getattr(each, "queries", None) is not None for found in checked.values() for each in found)
     consumer = Editor(checked, tokens, follows_all=selects_queries and _may_cross_attend(model))
     with intercept(model, consumer, layout=layout) as mode, consumer.clean_runs(mode, layout):
@@ -161,7 +161,7 @@ class Editor:
 
     def _edits_of(self, layer: str) -> tuple[Edit, ...]:
         if layer not in self._by_layer:
-            found = [edits for pattern, edits in self.edits.items() if _is_meant(layer, pattern)]
+            found = [edits for pattern, edits in self.edits.items() if is_meant(layer, pattern)]
             self._by_layer[layer] = tuple(each for edits in found for each in edits)
         return self._by_layer[layer]
 
@@ -205,7 +205,7 @@ class Editor:
         if left := [
             f"{shown_name(layer)}: {why}"
             for layer, why in reasons.items()
-            if any(_is_meant(layer, pattern) for pattern in self.edits)
+            if any(is_meant(layer, pattern) for pattern in self.edits)
         ]:
             raise RuntimeError(f"these layers ran as they are while {self.what}: {'; '.join(left)}")
         if mode.compiled or mode.flexed:
@@ -213,7 +213,7 @@ class Editor:
                 f"attention ran inside a torch.compile'd function while {self.what}, where it stays as it is; disable "
                 "compilation with torch.compiler.set_stance('force_eager')"
             )
-        missed = [pattern for pattern in self.edits if not any(_is_meant(layer, pattern) for layer in self._by_layer)]
+        missed = [pattern for pattern in self.edits if not any(is_meant(layer, pattern) for layer in self._by_layer)]
         if missed:
             raise RuntimeError(
                 f"no attention was found in {list(map(shown_name, missed))} while {self.what}; the layers that "
@@ -263,12 +263,12 @@ def _check_heads(layer: str, each: Edit, n: int) -> None:
         raise IndexError(f"heads of {shown_name(layer)!r} must be from 0 to {n - 1}, got {list(heads)}")
 
 
-def _is_meant(layer: str, pattern: str) -> bool:
+def is_meant(layer: str, pattern: str) -> bool:
     """Whether a pattern names a layer, or the `Core` within it, which attends for it."""
     return matches(layer, pattern) or matches(f"{layer}.core".removeprefix("."), pattern)
 
 
-def _check_edits(model: nn.Module, edits: Any) -> dict[str, tuple[Edit, ...]]:
+def check_edits(model: nn.Module, edits: Any) -> dict[str, tuple[Edit, ...]]:
     """Return the edits of each pattern; raise if one names no module of the model."""
     if not isinstance(edits, Mapping):
         raise TypeError(
@@ -293,7 +293,7 @@ def check_layers_exist(model: nn.Module, patterns: Iterable[str]) -> None:
     """Raise if a pattern names no module of the model; the message has the layers that attend."""
     known = dict(model.named_modules())
     for pattern in patterns:
-        if not any(_is_meant(layer_of(name, module), pattern) for name, module in known.items()):
+        if not any(is_meant(layer_of(name, module), pattern) for name, module in known.items()):
             kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) not in BESIDE}
             some = [n for n, kind in kinds.items() if hasattr(known[n], "core") or attends(kind) or multiplies(kind)]
             there = [shown_name(n) for n in some or list(known)[:20]]
