@@ -6,6 +6,7 @@ and `page` is the same as one offline file.
 
 from .export import MEGABYTES, Page, page
 from .figures.curves import curves
+from .figures.effects import effects
 from .figures.figures import alignment, by_layer, caption, edges, grid, heatmap, image, mask, text
 from .figures.points_on_maps import points
 from .figures.side_by_side import side_by_side
@@ -23,6 +24,7 @@ __all__ = [
     "caption",
     "curves",
     "edges",
+    "effects",
     "grid",
     "heads_page",
     "heatmap",
