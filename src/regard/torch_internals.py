@@ -20,6 +20,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 from torch.nn.modules import module as torch_module
 from torch.utils import _python_dispatch as python_dispatch
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 CHECKED_VERSIONS = "2.11", "2.13"
@@ -262,6 +263,12 @@ def pop_function_mode() -> Any:
 def global_module_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
     """Forward hooks and pre-hooks of every module: PyTorch's own dicts. Without it: such hooks miss fast decoding."""
     return torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+
+
+def tree_leaves(value: Any) -> list[Any]:
+    """The values within nested lists, dicts and registered classes. Without it: outputs of modules are not compared."""
+    leaves: list[Any] = pytree.tree_leaves(value)
+    return leaves
 
 
 def next_hook_id() -> int:

@@ -54,6 +54,7 @@ from .edits import (
     sweep,
 )
 from .interception.kernel_call import KernelCall, NotUnderstood
+from .interception.operator_for_transformers import register_transformers
 from .interception.registered import register_kernel
 from .linter.check import check
 from .linter.findings import AttentionBugError, CheckReport, Finding
@@ -131,6 +132,7 @@ __all__ = [
     "qk_clip_",
     "read_pharaoh",
     "register_kernel",
+    "register_transformers",
     "relevance",
     "retrieval",
     "rising_logit",

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ...torch_internals import tree_leaves
 from ..interception.intercept import intercept
 from ..layer_names import shown_name
 from ..tape.annotations import Tokens, TokensByLayer
 from ..tape.groups import Groups
-from ..tape.measure_table import MeasureTable
+from ..tape.overview import as_table
 from ..tape.tape import Tape
 from .edit import check_edits, edit, is_meant
 from .edit_values import Cut, Edit, Scale
-from .prefix import FinishedCall, PrefixRecorder, replayed
+from .replayed_prefix import FinishedCall, PrefixRecorder, replay_outputs
 from .token_selection import Selection
 
 Edits = Mapping[str, Edit | Sequence[Edit]]
@@ -84,7 +84,7 @@ def sweep(
         values = []
         for each in checked.values():
             prefix = _prefix(recorder, each) if replays else None
-            with edit(model, each, tokens, layout=layout), nullcontext() if prefix is None else replayed(prefix):
+            with edit(model, each, tokens, layout=layout), nullcontext() if prefix is None else replay_outputs(prefix):
                 values.append(_number(metric(run())))
     return Sweep(plain, tuple(checked), torch.tensor(values, dtype=torch.float64))
 
@@ -165,20 +165,17 @@ class Sweep:
 
     def table(self) -> Any:
         """Return a data frame of pandas if it is installed, else a dict of columns: label, value and effect."""
-        columns: dict[str, list[Any]] = {}
         parts = [label if isinstance(label, tuple) else (label,) for label in self.labels]
         width = max(map(len, parts))
         names = AXES if width == len(AXES) else ("label",) if width == 1 else tuple(f"label {n}" for n in range(width))
-        for n, name in enumerate(names):
-            column = [part[n] if n < len(part) else None for part in parts]
-            if any(x is not None for x in column):
-                columns[name] = column
-        columns |= {"value": self.values.tolist(), "effect": self.effects.tolist()}
-        try:
-            import pandas
-        except ImportError:
-            return MeasureTable(columns)
-        return pandas.DataFrame(columns)
+        numbers = zip(parts, self.values.tolist(), self.effects.tolist(), strict=True)
+        return as_table(
+            [
+                {name: x for name, x in zip(names, part, strict=False) if x is not None}
+                | {"value": value, "effect": effect}
+                for part, value, effect in numbers
+            ]
+        )
 
 
 class _Run:
@@ -211,9 +208,9 @@ def _is_replayable(run: _Run, recorder: PrefixRecorder, output: Any) -> bool:
     if not recorder.before:
         return False
     layer, calls = next(reversed(recorder.before.items()))
-    with replayed(calls):
+    with replay_outputs(calls):
         again = run()
-    same = all(map(_is_equal, pytree.tree_leaves(output), pytree.tree_leaves(again)))
+    same = all(map(_is_equal, tree_leaves(output), tree_leaves(again)))
     if not same:
         warnings.warn(
             f"the model gives another output if what it computed before {shown_name(layer)} is replayed, so each pass "

@@ -35,6 +35,7 @@ from ..terms.interpret import Interpreter
 from .function_mode import AttentionMode, is_recomputing, run_resumed
 from .intercepted import HEADS_THIRD, replacement_of
 from .kernel_call import KernelCall
+from .operator_for_transformers import PositionedMask
 from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_call, run_with_lse
 from .transformers_generate import unwrap_generate, wrap_generate
 from .transformers_proof import ForeignCall, is_own
@@ -227,7 +228,9 @@ def _kernel_call(
 ) -> KernelCall:
     """Return the call by what its implementation means by its arguments."""
     causal = _is_causal(module, q, given)
-    if "flash" in implementation:
+    if isinstance(mask, PositionedMask):
+        mask, position = mask.mask, mask.offset
+    elif "flash" in implementation:
         mask = _flash_mask(mask, causal, given.get("sliding_window"))
     elif mask is None and causal and implementation not in (EAGER, "flex_attention"):
         mask, position = CAUSAL, 0  # SDPA's is_causal aligns top left

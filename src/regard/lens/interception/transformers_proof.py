@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 MIN_ROWS, MAX_COMPARED_ENTRIES = 8, 2**21  # rows of each matrix that are compared, all if they have few entries
 BYTES_PER_WEIGHT = 4  # the tape holds returned weights in float32
-TRUSTED = ("transformers", "torch")  # packages whose attention functions do what their arguments say
+TRUSTED = ("transformers", "torch", "regard")  # packages whose attention functions do what their arguments say
 TERMS = ("s_aux", "position_bias", "softcap")  # arguments that a function may take, or ignore
 WEIGHT_TOLERANCE = 0.03  # error relative to the largest weight of a row
 SUM_TOLERANCE = 0.02  # error of the sum of a row
 
 
 def is_own(function: Callable[..., Any], given: dict[str, Any]) -> bool:
-    """True if only code of transformers and PyTorch computes this attention, and it reads the arguments `given`."""
+    """True if only code of transformers, PyTorch and regard computes this, and it reads the arguments `given`."""
     # This runs for each layer, so it calls no function of Python that it can avoid.
     if type(function) is not FunctionType:
         return False

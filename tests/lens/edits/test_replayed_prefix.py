@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from regard.lens.edits.prefix import PrefixRecorder, replayed
+from regard.lens.edits.replayed_prefix import PrefixRecorder, replay_outputs
 from regard.lens.interception.intercept import intercept
 from regard.nn import Attention
 
@@ -47,20 +47,20 @@ def test_a_pass_that_replays_runs_the_rest_alone():
     assert list(recorder.before) == ["blocks.0.attention", "blocks.2.attention"]
     assert recorder.heads == {f"blocks.{n}.attention": 4 for n in range(3)}
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    with torch.no_grad(), replayed(recorder.before["blocks.2.attention"]):
+    with torch.no_grad(), replay_outputs(recorder.before["blocks.2.attention"]):
         assert torch.equal(model(x), out)
         assert torch.equal(model.blocks[2].before(x), model.blocks[2].before(x))  # replayed once, then run
     assert [block.calls for block in model.blocks] == [1, 1, 2]
     assert not any("forward" in vars(module) for module in model.modules())
-    with torch.no_grad(), replayed(recorder.before["blocks.0.attention"]):
+    with torch.no_grad(), replay_outputs(recorder.before["blocks.0.attention"]):
         assert torch.equal(model(x), out)
     assert [block.calls for block in model.blocks] == [2, 2, 3]
 
 
-def test_an_output_that_the_model_writes_to_later_is_not_replayed():
+def test_an_output_that_the_model_writes_to_later_is_not_replay_outputs():
     model, x = Model(writes=True).eval(), torch.randn(1, 5, 16)
     recorder, out = recorded(model, x)
-    with torch.no_grad(), replayed(recorder.before["blocks.2.attention"]):
+    with torch.no_grad(), replay_outputs(recorder.before["blocks.2.attention"]):
         assert torch.equal(model(x), out)
     assert [block.calls for block in model.blocks] == [2, 2, 2]
 
@@ -71,6 +71,6 @@ def test_the_forward_of_another_library_comes_back():
     model.blocks[0].forward = lambda x: own(x)
     wrapper = model.blocks[0].forward
     recorder, _ = recorded(model, x)
-    with torch.no_grad(), replayed(recorder.before["blocks.2.attention"]):
+    with torch.no_grad(), replay_outputs(recorder.before["blocks.2.attention"]):
         model(x)
     assert model.blocks[0].forward is wrapper

@@ -4,7 +4,7 @@ A `PrefixRecorder` watches one pass. At the first call of each chosen layer it k
 finished by then: the embedding, the blocks before, and in the block itself the norm before the layer. Of a module that
 has finished as a whole only its own output is kept, so a model of n blocks keeps n hidden states.
 
-`replayed` returns these outputs in place of running the modules again. That holds for models whose modules compute
+`replay_outputs` returns these outputs and does not run the modules again. That holds for models whose modules compute
 functions of their inputs: a tensor that the model writes to after a module has returned it is not replayed.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ...torch_internals import tree_leaves
 from ..interception.intercepted import InterceptedAttention
 
 
@@ -84,7 +84,7 @@ class PrefixRecorder:
 
 
 @contextmanager
-def replayed(calls: Collection[FinishedCall]) -> Iterator[None]:
+def replay_outputs(calls: Collection[FinishedCall]) -> Iterator[None]:
     """Return recorded outputs in place of the first calls of modules within the block."""
     outputs: dict[nn.Module, list[Any]] = {}
     for call in calls:
@@ -109,4 +109,4 @@ def _replay(forward: Callable[..., Any], recorded: list[Any]) -> Callable[..., A
 
 
 def _versions(output: Any) -> tuple[int, ...]:
-    return tuple(x._version for x in pytree.tree_leaves(output) if isinstance(x, Tensor))
+    return tuple(x._version for x in tree_leaves(output) if isinstance(x, Tensor))
