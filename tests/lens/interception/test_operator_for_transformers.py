@@ -115,7 +115,7 @@ def test_a_paged_cache_is_refused():
     q = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="has no paged cache"):
         regard_attention(torch.nn.Module(), q, q, q, None, cache=object())
-    assert PositionedMask(None, 0).mask is None
+    assert repr(PositionedMask(Causal(), 2, (1, 1, 3, 5))) == "PositionedMask(Causal(), 2)"
 
 
 @pytest.mark.processes

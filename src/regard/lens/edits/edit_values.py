@@ -79,7 +79,7 @@ class Edit:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Cut(Edit):
-    """These queries may not see these keys.
+    """Hide these keys from these queries.
 
     >>> from regard.lens import Cut
     >>> Cut(queries=-1, keys=slice(0, 4), heads=3)

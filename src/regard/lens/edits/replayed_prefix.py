@@ -26,7 +26,7 @@ class FinishedCall(NamedTuple):
 
     module: nn.Module
     output: Any
-    versions: tuple[int, ...]  # of its tensors when they were returned
+    versions: tuple[int, ...]  # the version counters of its tensors
 
     def is_unchanged(self) -> bool:
         """Whether the model has not written to the output since."""

@@ -9,11 +9,11 @@ the functions by which transformers defines its masks, so no mask of queries x k
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from ...ops.operator import attend, weights
 from ...ops.terms.biases import Added, Bias
@@ -27,16 +27,27 @@ from ..terms.infer_mask import Rows, recognize
 NAME = "regard"
 
 
-@dataclass(frozen=True, eq=False)
-class PositionedMask:
-    """The mask of a pass, None if it hides nothing, and the position of the first query among the keys."""
+class PositionedMask(BlockMask):
+    """The mask of a pass, None if it hides nothing, and the position of the first query among the keys.
 
-    mask: Mask | None
-    offset: int
+    transformers passes a mask that is prepared before the model runs on as it is if it is a tensor or a `BlockMask`, so
+    this is one, without blocks.
+    """
+
+    def __init__(self, mask: Mask | None, offset: int, size: tuple[int, ...]) -> None:
+        self.mask, self.offset, self.size = mask, offset, size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """b 1 i j."""
+        return self.size
 
     def contiguous(self) -> PositionedMask:
         """Return the mask itself: transformers asks for this before it generates with a static cache."""
         return self
+
+    def __repr__(self) -> str:
+        return f"PositionedMask({self.mask!r}, {self.offset})"
 
 
 def register_transformers() -> None:
@@ -82,7 +93,7 @@ def regard_attention(
     elif attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         if causal and query.shape[2] > 1:
-            mask, offset = Causal(), 0  # as SDPA, which transformers follows, aligns it
+            mask, offset = Causal(), 0  # transformers aligns it as SDPA does
     elif attention_mask.dtype == torch.bool:
         mask = Dense(attention_mask[..., : key.shape[2]])
     else:
@@ -131,13 +142,12 @@ def regard_mask(
             allow_is_causal_skip=False,
             allow_is_bidirectional_skip=False,
         )
-        return found  # type: ignore[no-any-return]
+        return found
 
     # transformers compiles the steps of a generation with a static cache, and asks for a mask in any case.
     if is_traced() or (q_length == 1 and not kwargs.get("allow_is_causal_skip", True)):
         return block(0, q_length)
-    offset = int(q_offset) - int(kv_offset)
+    offset, size = int(q_offset) - int(kv_offset), (batch_size, 1, q_length, kv_length)
     if function is masking_utils.causal_mask_function and (attention_mask is None or bool(attention_mask.all())):
-        return PositionedMask(Causal() if q_length > 1 or offset + 1 < kv_length else None, offset)
-    rows = Rows((batch_size, 1, q_length, kv_length), block, torch.device(device))
-    return PositionedMask(*recognize(rows, offset=offset))
+        return PositionedMask(Causal() if q_length > 1 or offset + 1 < kv_length else None, offset, size)
+    return PositionedMask(*recognize(Rows(size, block, torch.device(device)), offset=offset), size)
