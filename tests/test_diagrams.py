@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -134,3 +135,17 @@ def test_a_beam_finds_what_greedy_search_does_not(diagram):
     found = module.found()
     assert found["greedy"] == ((module.A, module.END), pytest.approx(0.30))
     assert found["beam"] == ((module.B, module.END), pytest.approx(0.36))
+
+
+def test_drawings_of_a_page_share_no_ids_and_style_nothing_but_themselves():
+    spec = spec_from_file_location("drawings", ROOT / "docs" / "site" / "drawings.py")
+    hook = module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    image = '<p><img alt="One &amp; two" src="../images/diagrams/{}.svg" /></p>'
+    html = hook.on_page_content("".join(image.format(name) for name in NAMES[:3]))
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert html.count("<svg ") == html.count('aria-label="One &amp; two"') == 3
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', html)) <= set(ids)
+    assert "<style" not in html
+    assert "<img" not in html

@@ -24,5 +24,7 @@ def drawing(path: Path, caption: str) -> str:
     ids = re.findall(r'\bid="([^"]+)"', svg)
     for name in sorted(set(ids), key=len, reverse=True):  # several drawings share a page
         svg = re.sub(rf'(id="|#){re.escape(name)}(?=["\)])', rf"\g<1>{path.stem}-{name}", svg)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption, quote=True)}" ', 1)
+    points = float(re.search(r'width="([0-9.]+)pt"', svg)[1])
+    narrowest = f"min-width: {0.82 * points:.0f}px"  # with smaller words a phone scrolls instead
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption, quote=True)}" style="{narrowest}" ', 1)
     return f'<div class="diagram" data-search-exclude>{svg}</div>'
