@@ -295,6 +295,27 @@ MASKS = [
         "ops/test_merge.py::test_parts_merge_one_after_the_other",
     ),
     Mutant(
+        "a term of the library with a subclass",
+        "ops/terms/term.py",
+        'if base is not Term and base.__module__.startswith("regard.")',
+        "if False",
+        "ops/terms/test_term.py::test_the_terms_of_the_library_are_final",
+    ),
+    Mutant(
+        "threads that look for a mask without a lock",
+        "ops/term_cache.py",
+        "    with _LOCK:\n        memory = _by_tensor",
+        "    if True:\n        memory = _by_tensor",
+        "ops/test_term_cache.py::test_no_thread_evicts_what_another_has_just_found",
+    ),
+    Mutant(
+        "a divergence with the logarithms of hidden keys",
+        "ops/blocks/divergences.py",
+        "counts = A != 0",
+        "counts = A == A",
+        "ops/blocks/test_divergences.py::test_infinite_rows_and_rows_that_see_no_key_pass_no_gradient",
+    ),
+    Mutant(
         "one offset for all batch rows",
         "ops/terms/coordinates.py",
         'self.offset[self.selector("b")].view(-1, 1, 1, 1) if',
