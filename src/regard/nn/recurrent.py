@@ -164,7 +164,7 @@ class Memory:
         return cls(keys=keys, values=values, padding=Padding(keep))
 
     def select(self, rows: Tensor) -> Memory:
-        """Return the memory of the given batch rows, in their order; a row may repeat, as for the beams of one source."""
+        """Return the memory of some batch rows, in their order; a row may repeat, as for the beams of one source."""
         return Memory(
             keys=self.keys[rows],
             values=self.values[rows],

@@ -40,8 +40,8 @@ class From(Edit):
     >>> with edit(model, {"*": From(tape, heads=[0, 2])}), torch.no_grad():
     ...     patched = model(corrupt)
 
-    The tape is of the same model and the same numbers of queries and keys. A layer that is on the tape several times gives the
-    weights of its first call to the first call in the block, and so on.
+    The tape is of the same model and the same numbers of queries and keys. A layer that is on the tape several times
+    gives the weights of its first call to the first call in the block, and so on.
     """
 
     tape: Tape
