@@ -237,6 +237,42 @@ def cudnn_attention(
     return torch._scaled_dot_product_cudnn_attention(q, k, v, added, True, dropout, causal, False, scale=scale)
 
 
+Pair = tuple[Any, Any]  # of queries and keys, or before and after
+
+
+def flash_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Pair,
+    longest: Pair,
+    *,
+    dropout: float,
+    causal: bool,
+    scale: float,
+    window: Pair,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of sequences by the flash kernel for GPUs; a causal mask ends at the last key.
+
+    q, k and v are `n h d`, with the starts of the sequences, int32; or `b n h d`, with None. The window is the number
+    of keys seen before and after a query's own, None for all. Without it: masks in FlexAttention.
+    """
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        *starts,
+        *longest,
+        dropout,
+        causal,
+        False,
+        scale=scale,
+        window_size_left=window[0],
+        window_size_right=window[1],
+    )
+    return out, lse
+
+
 # --- Function modes and hooks -----------------------------------------------------------------------------------------
 
 

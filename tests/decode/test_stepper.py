@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from regard.decode.stepper import advance, attention_of, read, rows_of
+from regard.decode import Ensemble, greedy
+from regard.decode.prefix import TargetPrefix
+from regard.decode.stepper import advance, attention_of, device_of, read, rows_of, to_device
+from regard.models import Gpt, GptConfig
 from tests.decode.searches import END, MOST, ROWS, starts
 from tests.decode.steppers import History, Table
 
@@ -55,3 +58,30 @@ def test_a_state_may_lack_rows_and_attention():
     assert (rows_of(SimpleNamespace(rows=len)), attention_of(SimpleNamespace(attention=None))) == (None, {})
     given = SimpleNamespace(rows=0, attention={"cross.0": torch.ones(1)})
     assert (rows_of(given), attention_of(given)) == (0, given.attention)
+
+
+def tiny_gpt():
+    return Gpt(GptConfig(vocabulary=9, length=16, dim=8, depth=1, heads=2))
+
+
+def test_prefixes_and_sources_go_to_the_device_of_the_model():
+    model = tiny_gpt().to("meta")
+    assert {device_of(each).type for each in (model, model.watched("self.0"), Ensemble([model]))} == {"meta"}
+    assert device_of(Table(9, 0)) is None
+    given = TargetPrefix.of([[1, 2], [3]], model)
+    assert {x.device.type for x in (given.common, given.rest, given.late)} == {"meta"}
+    source = {"source": torch.zeros(2), "rows": [(torch.ones(1), 3)]}
+    moved = to_device(source, torch.device("meta"))
+    assert moved["source"].is_meta
+    assert moved["rows"][0][0].is_meta
+    assert moved["rows"][0][1] == 3
+    assert to_device(source, None) is source
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_lists_and_tensors_of_the_host_are_read_by_a_model_on_a_gpu():
+    model = tiny_gpt().eval()
+    want = greedy(model, torch.tensor([[1, 2], [3, 4]]), [[5], [6]], end=None, max_length=4)
+    got = greedy(model.cuda(), torch.tensor([[1, 2], [3, 4]]), [[5], [6]], end=None, max_length=4)
+    assert [x.tokens for x in got] == [x.tokens for x in want]

@@ -68,7 +68,7 @@ def test_the_reference_is_never_taken_unasked(monkeypatch):
 )
 def test_on_a_gpu_long_masked_calls_go_to_flex_first(mask, n, first):
     q = SimpleNamespace(device=torch.device("cuda"))
-    call = SimpleNamespace(score=R.Dot(), mask=mask, shape=(1, 1, n, n), q=q)
+    call = SimpleNamespace(score=R.Dot(), mask=mask, shape=(1, 1, n, n), q=q, v=None)
     assert order(call)[0].name == first
 
 

@@ -25,7 +25,7 @@ class Frontier:
     """
 
     def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits) -> None:
-        given = TargetPrefix.of(prefix)
+        given = TargetPrefix.of(prefix, stepper)
         self.limits = limits
         self.trace = Trace()
         self.attention: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .constraints import PAD
-from .stepper import Stepper, read, read_rows, rows_of
+from .stepper import Stepper, device_of, read, read_rows, rows_of, to_device
 
 POSITIONS_PER_PIECE = 1024  # bounds the logits over the vocabulary that are held at once while a prefix is read
 
@@ -29,9 +29,9 @@ class TargetPrefix:
     late: Tensor  # b, the number of tokens of `rest` in each row
 
     @staticmethod
-    def of(prefix: Tokens) -> TargetPrefix:
-        """Build from a tensor `(b, n)`, or from b sequences of any lengths."""
-        rows = _rows(prefix)
+    def of(prefix: Tokens, stepper: Stepper | None = None) -> TargetPrefix:
+        """Build from a tensor `(b, n)`, or from b sequences of any lengths, on the device of the stepper."""
+        rows = to_device(_rows(prefix), device_of(stepper))
         if not rows:
             nothing = torch.empty(0, 1, dtype=torch.long)
             return TargetPrefix(nothing, nothing, nothing[:, 0])
@@ -58,7 +58,7 @@ class TargetPrefix:
 
         Rows of different lengths are read at once if there is no source and the stepper can.
         """
-        state = stepper.start(source)
+        state = stepper.start(to_device(source, device_of(stepper)))
         if (rows := rows_of(state)) is not None and rows != len(self.common):
             raise ValueError(
                 f"prefix must have a row for each row of the source, got {len(self.common)} rows and a source of "

@@ -31,7 +31,7 @@ def score(
     length penalty. The source is read once per row, each candidate in few steps of many tokens; its attention is that
     of a forced alignment.
     """
-    given = TargetPrefix.of(prefix)
+    given = TargetPrefix.of(prefix, stepper)
     if len(targets) != len(given.common):
         raise ValueError(
             f"targets must hold a list of candidates for each of the {len(given.common)} rows, got {len(targets)}"

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class State(Protocol):
@@ -30,7 +30,8 @@ class Stepper(Protocol):
 
     The source is any argument of `start`, a batch of b rows. Logits have the shape of the tokens and a last dim for
     the vocabulary: `(rows, vocabulary)` for a step of tokens `(rows,)`, and `(rows, n, vocabulary)` for tokens
-    `(rows, n)`, as when a prefix or a target to score is read at once. Neither method changes its state argument: one
+    `(rows, n)`, as when a prefix or a target to score is read at once. Decoding moves prefixes and sources to the
+    device of the parameters, if the stepper is a module or wraps one. Neither method changes its state argument: one
     may step from the same state twice.
 
     Beam search keeps the hypotheses of one source row in consecutive rows, the same number for each source row. So a
@@ -48,6 +49,27 @@ class Stepper(Protocol):
     def step(self, tokens: Int[Tensor, " rows *n"], state: Any) -> tuple[Float[Tensor, " rows *n vocabulary"], Any]:
         """Read the tokens; return the logits of each next token, and the state after the last."""
         ...
+
+
+def device_of(stepper: Any) -> torch.device | None:
+    """Return the device of a stepper's parameters, or of the steppers that it wraps; None if it has none."""
+    if isinstance(stepper, nn.Module):
+        return next((x.device for x in stepper.parameters()), None)
+    wrapped = getattr(stepper, "members", None) or [getattr(stepper, "stepper", None)]
+    return next((device for each in wrapped if each is not None and (device := device_of(each)) is not None), None)
+
+
+def to_device(source: Any, device: torch.device | None) -> Any:
+    """Return a source with its tensors on the device, in dictionaries, tuples and lists too; as it is for None."""
+    if device is None:
+        return source
+    if isinstance(source, Tensor):
+        return source.to(device)
+    if type(source) is dict:
+        return {name: to_device(value, device) for name, value in source.items()}
+    if type(source) in (tuple, list):
+        return type(source)(to_device(value, device) for value in source)
+    return source
 
 
 def advance(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -8,6 +8,7 @@ import torch
 
 from .backend_plan import BackendPlan, Objections
 from .backends import flex, reference, sdpa, tiled, triton
+from .backends.sdpa_varlen import plan_varlen
 from .call import Call
 from .terms.masks import Causal
 from .terms.scores import Additive
@@ -43,7 +44,8 @@ def order(call: Call) -> tuple[ModuleType, ...]:
         return triton, tiled, sdpa, flex
     masked = call.mask is not None and not isinstance(call.mask, Causal)
     long = call.shape[2] * call.shape[3] > MAX_UNCOMPILED_ENTRIES
-    if call.q.device.type == "cuda" and masked and long and not torch.compiler.is_compiling():
+    may_compile = call.q.device.type == "cuda" and masked and long and not torch.compiler.is_compiling()
+    if may_compile and plan_varlen(call) is None:
         # With a mask of keys PyTorch's kernels take 2 to 3 times as long as FlexAttention.
         return flex, sdpa, triton, tiled
     return sdpa, flex, triton, tiled

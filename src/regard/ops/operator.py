@@ -12,6 +12,7 @@ from ..argument_hints import OPERATOR, with_argument_hints
 from . import dispatch
 from .backends import sdpa
 from .backends.masked_tile import attend_masked
+from .backends.sdpa_varlen import attend_varlen
 from .call import Call, Offset, no_autocast
 from .explanation import explain_call
 from .nested import attend_nested
@@ -94,7 +95,8 @@ def attend(
     if score is None and bias is None and normalize is None and backend is None and dropout == 0:
         out = sdpa.attend_directly(q, k, v, mask, offset)
         if out is None and isinstance(mask, Mask):
-            out = attend_masked(q, k, v, mask, offset)
+            shortcut = attend_varlen if type(q) is Tensor and q.is_cuda else attend_masked
+            out = shortcut(q, k, v, mask, offset)
         if out is not None:
             return out
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):

@@ -195,3 +195,67 @@ def test_layers_that_cannot_attend_are_left_alone():
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in coins)
         model(torch.tensor([[1, 2, 3]]))
     assert len(tape) == 2
+
+
+def _generated(model, ids, tokens):
+    return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens)
+
+
+def _swapped_rows(model, ids):
+    """A loop of its own over a cache, whose rows are swapped after some steps, as a search does."""
+    out = model(ids, use_cache=True)
+    for step in range(6):
+        if step == 3:
+            out.past_key_values.reorder_cache(torch.tensor([1, 0]))
+        out = model(ids[:, :1] + step, past_key_values=out.past_key_values, use_cache=True)
+
+
+def _changed_keys(model, ids):
+    """A loop of its own over a cache, whose keys change after some steps, so that a new text begins."""
+    out = model(ids, use_cache=True)
+    for step in range(6):
+        if step == 3:
+            for layer in out.past_key_values.layers:
+                layer.keys = layer.keys * 2
+        out = model(ids[:, :1] + step, past_key_values=out.past_key_values, use_cache=True)
+
+
+RUNS = {
+    "generate": lambda model, ids: _generated(model, ids, 7),
+    "swapped rows": _swapped_rows,
+    "changed keys": _changed_keys,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("run", RUNS)
+def test_steps_that_are_held_are_recorded_as_those_that_are_not(run, monkeypatch):
+    model, ids = llama(), torch.arange(14).view(2, 7)
+    model.generation_config.eos_token_id = None
+    held = []
+    hold = Recorder.hold_step
+    monkeypatch.setattr(Recorder, "hold_step", lambda self, step: held.append(step) or hold(self, step))
+    with capture(model) as tape:
+        RUNS[run](model, ids)
+    monkeypatch.setattr(Recorder, "can_hold", lambda *_: False)
+    with capture(model) as one_by_one:
+        RUNS[run](model, ids)
+    assert held
+    assert list(tape) == list(one_by_one)
+    for key in tape:
+        torch.testing.assert_close(tape[key].dense(), one_by_one[key].dense())
+
+
+@torch.no_grad()
+def test_a_generation_waits_no_more_often_for_more_tokens():
+    model, ids = llama(), torch.arange(14).view(2, 7)
+    model.generation_config.eos_token_id = None
+    added = []
+    for tokens in (4, 12):
+        with Waits() as plain:
+            _generated(model, ids, tokens)
+        with Waits() as watched, capture(model) as tape:
+            _generated(model, ids, tokens)
+        added.append(watched.count - plain.count)
+        assert all(A.shape[2] == 6 + tokens for A in tape.values())
+    assert added[0] == added[1]

@@ -49,3 +49,13 @@ def test_flex_tells_the_statistic_only_where_it_is_asked_for(normalize, monkeypa
     torch.testing.assert_close(statistic, exact)
     assert asked == [normalize is not None, True]
     assert (none is None) is (normalize is None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_wide_heads_in_float32_run_on_another_backend():
+    q, k, v = (torch.randn(1, 2, 600, 192, device="cuda") for _ in range(3))
+    for mask in (R.Window(50), R.Dilated(20, 2)):
+        assert "in float32 its tiles fit" in R.explain(q, k, v, mask=mask)
+        want = R.attend(q, k, v, mask=mask, backend="reference")
+        torch.testing.assert_close(R.attend(q, k, v, mask=mask), want, atol=1e-4, rtol=1e-4)

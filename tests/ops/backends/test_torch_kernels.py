@@ -21,12 +21,12 @@ from regard.ops.backends import torch_kernels as kernels
     ],
 )
 def test_where_the_flash_kernel_is_certain_pytorch_is_not_asked(d, dtype, sure, monkeypatch):
-    monkeypatch.setattr(kernels, "_has_flash", lambda device: True)
+    monkeypatch.setattr(kernels, "has_flash", lambda device: True)
     q = torch.zeros(1, 1, 4, d, dtype=dtype)
     assert kernels.is_surely_fused(q) == sure
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         assert not kernels.is_surely_fused(q)
-    monkeypatch.setattr(kernels, "_has_flash", lambda device: False)
+    monkeypatch.setattr(kernels, "has_flash", lambda device: False)
     assert not kernels.is_surely_fused(q)
 
 
@@ -49,7 +49,7 @@ def test_what_is_taken_for_certain_is_what_pytorch_answers(n, d, dtype):
 def test_the_flash_kernel_is_for_certain_gpus(capability, flash, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    assert kernels._has_flash.__wrapped__(0) == flash
+    assert kernels.has_flash.__wrapped__(0) == flash
 
 
 @pytest.mark.parametrize("j", [32, 30])

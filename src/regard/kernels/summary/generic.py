@@ -56,7 +56,15 @@ HALF_SHIFT = 14  # makes weights from 2^-28 to 1 normal numbers of float16, and 
 MAX_PARTIAL_SUMS = 2**25  # numbers in the buffers of a deterministic sum over rows
 
 
-@triton.jit
+# Numbers that change with the length, the mask or the map: a kernel is not compiled again for those that are 1 or
+# multiples of 16.
+LENGTHS_AND_SIZES = [
+    *("full_b", "full_h", "full_r", "part_b", "part_h", "part_r", "received_tile", "map_rows", "map_cols", "bin_rows"),
+    *("bin_cols", "runs", "offset", "low", "high", "heads", "n_i", "n_j", "first_tile", "tiles"),
+]
+
+
+@triton.jit(do_not_specialize=LENGTHS_AND_SIZES)
 def _summary_kernel(
     Q, K, LSE, LENGTHS, SLOPES, BIAS, ROW_ORDER, SLOTS, OWNERS, COL_BINS,
     FULL_COUNTS, FULL, PART_COUNTS, PART, BITS_INDEX, BITS,

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.normalizers import SinkSoftmax
 from ...ops.torch_state import is_traced
 from ..recording.observed import ObservedAttention
+from ..recording.recorder import HeldStep
 from ..terms.interpret import Interpreter
 from .function_mode import AttentionMode, is_recomputing, run_resumed
 from .intercepted import HEADS_THIRD, replacement_of
@@ -116,12 +118,14 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                 return function(module, q, k, v, mask, *args, **kwargs)
             if not modes:
                 return function(module, q, k, v, mask, *args, **kwargs)
-            observed, defers, part = modes[-1].is_observer, False, id(module)
+            observed, defers, holds, part = modes[-1].is_observer, False, False, id(module)
             own = is_own(function, kwargs)
             if is_recomputing():
                 modes = [mode for mode in modes if not mode.is_observer]
             elif own and mask is None and kwargs.get("position_bias") is None and kwargs.get("s_aux") is None:
                 defers = observed  # a deferred call must hold little memory: no mask and no bias of queries by keys
+                if q.shape[2] == 1 and observed and len(modes) == 1 and name in ("sdpa", EAGER):
+                    holds = _can_hold(modes[0], part, q, k)
             for mode in modes:
                 if mode.recorder is not None:
                     defers = defers and mode.recorder.can_defer(mode.names[part], q, k)
@@ -143,16 +147,21 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                 if not own:
                     result, inner = run_with_call(function, module, q, k, v, mask, *args, **kwargs)
                     foreign = ForeignCall(function, q, k, v, mask, kwargs.get("dropout") or 0.0, result, inner)
-                elif not observed or (defers and is_recompute_cheap(q, k)):
+                elif not observed or holds or (defers and is_recompute_cheap(q, k)):
                     result = function(module, q, k, v, mask, *args, **kwargs)
                 else:
                     result, statistic = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
                 for mode in modes:
                     layer = mode.names[part]
-                    if mode.recorder is not None and defers and (not modes[1:] or replacement_of(result[0]) is None):
+                    alone = not modes[1:] or replacement_of(result[0]) is None
+                    if mode.recorder is not None and (holds or defers) and alone:
                         given = {argument: kwargs[argument] for argument in NUMBERS if argument in kwargs}
-                        read = partial(_read_deferred, mode.interpreter, name, module, q, k, statistic, given)
-                        mode.recorder.record_deferred(layer, read)
+                        if holds:
+                            read_step = partial(_read_step, mode.interpreter, name, module, given)
+                            mode.recorder.hold_step(HeldStep(layer, q, k, given, read_step))
+                        else:
+                            read = partial(_read_deferred, mode.interpreter, name, module, q, k, statistic, given)
+                            mode.recorder.record_deferred(layer, read)
                         continue
                     position = None if mask is None else mode.here.first_positions.get((q.shape[2], k.shape[2]))
                     read_call = partial(_kernel_call, name, module, q, k, v, mask, position, statistic, kwargs)
@@ -197,6 +206,19 @@ def _noting_positions(find: Callable[..., Any]) -> Callable[..., Any]:
         return make
 
     return get
+
+
+def _can_hold(mode: AttentionMode, part: int, q: Tensor, k: Tensor) -> bool:
+    """Whether a call adds one token per text, and may be recorded together with those of later steps."""
+    return mode.recorder is not None and mode.recorder.can_hold(mode.names[part], q, k)
+
+
+def _read_step(
+    interpreter: Interpreter, implementation: str, module: nn.Module, given: dict[str, Any], q: Tensor, k: Tensor
+) -> ObservedAttention:
+    """Interpret steps of one token each, without a mask, as one call; k stands in for v."""
+    call = _kernel_call(implementation, module, q[:, :, -1:], k, k, None, None, None, given)
+    return interpreter.read(replace(call, q=q, mask=CAUSAL) if q.shape[2] > 1 else call)
 
 
 def _read_deferred(

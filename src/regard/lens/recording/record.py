@@ -75,6 +75,11 @@ class Record:
         return sum(step.rows for step in self.steps)
 
     @property
+    def has_statistic(self) -> bool:
+        """Whether a call came with its row statistic."""
+        return "statistic" in self._parts
+
+    @property
     def checksums(self) -> Tensor:
         """The checksums of the keys so far: `b j`."""
         if self._checksums is None:

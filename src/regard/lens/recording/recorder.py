@@ -7,7 +7,9 @@ What
 How it flows
     The interception hands each call to `observe`, which interprets it and passes it to `record`. A call that goes on
     with the keys of the layer's latest entry, as in generation with a cache, joins that entry. Calls that can wait
-    (`can_defer`) are held by `record_deferred` and interpreted when `entries` is first read.
+    (`can_defer`) are held by `record_deferred` and interpreted when `entries` is first read. Steps of a generation that
+    add one token per text (`can_hold`) are held by `hold_step` and recorded many at a time, since recording a call
+    takes longer than a layer of such a step.
 
 Lifetimes
     A recorder is open while its `capture` is; then `close` joins the parts of each entry. All methods take one lock,
@@ -21,8 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,16 +38,28 @@ from ..real_tokens import real_tokens, with_own_queries
 from ..terms.changed_weights import Given
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
-from .record import Record
+from .record import Record, checksums
 from .reduced import Reduced, reduce
 from .sampled_weights import SparseWeights
-from .store import Store, TermSnapshots, owns_unmodified_memory
+from .store import Store, TermSnapshots, owns_unmodified_memory, version_of
 from .unseen import Unseen, failure_reason
 
 if TYPE_CHECKING:
     from ..interception.intercepted import InterceptedAttention
 
 Key = tuple[str, int]
+MAX_HELD_BYTES = 2**27  # single-token steps are recorded together once their keys take more memory
+
+
+class HeldStep(NamedTuple):
+    """A call with one new token per text, which waits to be recorded together with those after it."""
+
+    layer: str
+    q: Tensor  # b h 1 d
+    k: Tensor  # b g j d
+    options: dict[str, Any]
+    # Reads queries, those of several steps or of one, and the keys of the last; the options are equal for all.
+    read: Callable[[Tensor, Tensor], ObservedAttention]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -70,6 +86,9 @@ class Recorder:
         self._entries: dict[Key, Record | Reduced | SparseWeights] = {}
         # Calls that are interpreted when `entries` is read.
         self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
+        self._held: list[HeldStep] = []
+        self._held_rows: dict[str, int] = {}  # layer -> its steps that are held
+        self._held_bytes = 0
         self._unseen: dict[tuple[str, str], Unseen] = {}
         self.guessed: dict[str, str] = {}  # layer -> why the choice between batch and heads is a guess
         keeps_all = self.layers is None and self.heads is None and self.keep is None and self.store.limit is None
@@ -98,6 +117,8 @@ class Recorder:
 
         Empty if no row did.
         """
+        if self._held:
+            self._record_held_steps()
         records = [entry for entry in self._entries.values() if isinstance(entry, Record)]
         return max((record.ended.tolist() for record in records if record.ended is not None), key=sum, default=[])
 
@@ -173,6 +194,30 @@ class Recorder:
                 self._record_deferred_calls()
             self._deferred[name] = call
 
+    def can_hold(self, name: str, q: Tensor, k: Tensor) -> bool:
+        """Whether a call without a mask adds one token per text to the latest entry of its layer, and may wait."""
+        if not self._may_defer or q.shape[2] != 1 or self.counts is not None:
+            return False
+        entry = self._entries.get(self._latest.get(name, (name, -1)))
+        return (
+            isinstance(entry, Record)
+            and entry.normalize is None
+            and q.shape[0] == k.shape[0] == entry.batch
+            and k.shape[2] == entry.keys + self._held_rows.get(name, 0) + 1
+            and not (q.requires_grad or k.requires_grad or torch_internals.is_any_autocast_enabled())
+            and owns_unmodified_memory(q)
+            and owns_unmodified_memory(k)
+        )
+
+    def hold_step(self, step: HeldStep) -> None:
+        """Hold a call until the keys that are held take too much memory, or until another call or a reader needs it."""
+        with self._lock:
+            self._held.append(step)
+            self._held_rows[step.layer] = self._held_rows.get(step.layer, 0) + 1
+            self._held_bytes += step.k.nbytes
+            if self._held_bytes > MAX_HELD_BYTES:
+                self._record_held_steps()
+
     def record(
         self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Record | None:
@@ -244,11 +289,15 @@ class Recorder:
 
     def latest_entry(self, name: str) -> Record | Reduced | SparseWeights | None:
         """Return the latest entry of a layer; None if it has none."""
+        if self._held:
+            self._record_held_steps()
         return self._entries.get(self._latest.get(name, (name, -1)))
 
     def withdraw(self, name: str, entry: Record | Reduced | SparseWeights) -> None:
         """Remove an entry of a layer that was recorded, and is no attention as a later call shows."""
         with self._lock:
+            if self._held:
+                self._record_held_steps()
             found = [key for key, each in self._entries.items() if each is entry]
             if not found:
                 return
@@ -313,10 +362,14 @@ class Recorder:
         try:
             yield
         finally:
+            if self._held:
+                self._record_held_steps()
             self._generated = None
 
     def close(self) -> None:
         """End recording, and close all records."""
+        if self._held:
+            self._record_held_steps()
         self.is_open = False
         self._latest.clear()
         for entry in self._entries.values():
@@ -328,8 +381,42 @@ class Recorder:
         entry = self._entries.get(key)
         return entry if isinstance(entry, Reduced) else None
 
+    def _record_held_steps(self) -> None:
+        """Record the steps that are held: those of a layer as one call, if each began with the keys before it."""
+        with self._lock, torch.no_grad():
+            held, self._held, self._held_rows, self._held_bytes = self._held, [], {}, 0
+            layers: dict[str, list[HeldStep]] = {}
+            for step in held:
+                layers.setdefault(step.layer, []).append(step)
+            if len(held) > len(layers) and not _extend_each_other(list(layers.values())):
+                for step in held:
+                    self._record(step.layer, self._read_steps([step]), step.q, lambda x: x)
+                return
+            for name, steps in layers.items():
+                if len(steps) == 1 or not self._continues(name, self._read_steps(steps)):
+                    for step in steps:
+                        self._record(name, self._read_steps([step]), step.q, lambda x: x)
+
+    def _read_steps(self, steps: Sequence[HeldStep]) -> ObservedAttention:
+        """Return steps of one layer as one call: the queries of all steps, and the keys of the last.
+
+        Its row statistic is computed if the entry that it continues has one.
+        """
+        last = steps[-1]
+        q = last.q if len(steps) == 1 else torch.cat([step.q for step in steps], 2)
+        # A tensor that was written to since is kept by the version it had, so that reading it raises.
+        observed = last.read(q, last.k)._replace(version=0)
+        entry = self._entries.get(self._latest[last.layer])
+        if isinstance(entry, Record) and entry.has_statistic:
+            statistic = observed.weights.statistic
+            # A copy has version 0, as if it came from the kernel of the model.
+            observed = observed._replace(statistic=None if statistic is None else statistic.clone())
+        return observed
+
     def _record_deferred_calls(self) -> None:
-        """Interpret and record the deferred calls."""
+        """Interpret and record the deferred calls, and the steps that are held."""
+        if self._held:
+            self._record_held_steps()
         if not self._deferred:
             return
         with self._lock, torch.no_grad():
@@ -371,6 +458,23 @@ class Recorder:
             key = self._latest[name] = name, key[1] + 1
         self._generated.add(key)
         return key
+
+
+def _extend_each_other(layers: Sequence[Sequence[HeldStep]]) -> bool:
+    """Whether every step of a layer has the keys of the step before it and one more, and equal options.
+
+    All checksums are copied to the host at once.
+    """
+    if any(a.options != b.options or version_of(a.k) != 0 for steps in layers for a, b in pairwise(steps)):
+        return False
+    sums = [checksums(step.k) for steps in layers for step in steps]
+    ends = np.cumsum([x.numel() for x in sums])[:-1]
+    parts = np.split(torch.cat([x.flatten() for x in sums]).numpy(force=True), ends)
+    tables = iter(part.reshape(x.shape) for part, x in zip(parts, sums, strict=True))
+    for steps in layers:
+        if not all(np.array_equal(a, b[:, :-1]) for a, b in pairwise([next(tables) for _ in steps])):
+            return False
+    return True
 
 
 def _interpret(attention: InterceptedAttention) -> ObservedAttention | NotUnderstood:

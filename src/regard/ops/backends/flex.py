@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 name = "flex"
 MAX_GRID_SIZE = 2**16 - 1  # batch rows x heads
 MAX_WIDTH = 256  # features of a key or a value; beyond, tiles of its backward exceed shared memory
+MAX_SINGLE_WIDTH = 128  # in float32; wider, PyTorch finds no valid configuration of its kernel
 MAX_RECOMPILATIONS = 1024
 MIN_CONTEXT_LENGTH = 1024
 DEVICES = ("cuda",)  # on the CPU FlexAttention stores the matrix and has no backward: for tests alone
@@ -64,8 +65,13 @@ def _objections(call: Call) -> Objections:
         found.append("values must have the heads of keys")
     if call.q.device.type == "cuda" and min(call.k.shape[-1], call.v.shape[-1]) < 16:
         found.append("on a GPU it takes widths of 16 and more")
-    if call.q.device.type == "cuda" and (widest := max(call.k.shape[-1], call.v.shape[-1])) > MAX_WIDTH:
+    widest = max(call.k.shape[-1], call.v.shape[-1])
+    if call.q.device.type == "cuda" and widest > MAX_WIDTH:
         found.append(f"on a GPU it takes widths up to {MAX_WIDTH}, got {widest}")
+    if call.q.device.type == "cuda" and call.q.dtype == torch.float32 and widest > MAX_SINGLE_WIDTH:
+        found.append(
+            f"in float32 its tiles fit a GPU's shared memory for widths up to {MAX_SINGLE_WIDTH}, got {widest}"
+        )
     if 0 in call.shape:
         found.append("there is nothing to attend to")
     if call.shape[0] * call.shape[1] > MAX_GRID_SIZE:

@@ -2,7 +2,8 @@
 
 Dot products and softmax, in linear memory. A plain, causal or padded attention, and any that is small, is a single
 call. On the CPU padded and packed texts are a call each, and every other mask, and any bias that is not learned, is
-passed as a tile for each block of rows, empty tiles left out.
+passed as a tile for each block of rows, empty tiles left out. On a GPU padded and packed texts, and short windows, are
+one call of a kernel for sequences of different lengths.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..terms.scores import Bilinear, Cosine, Dot
 from ..torch_state import can_read_values, in_forward_mode, is_traced
 from .sdpa_blocks import run_blocks
 from .sdpa_rectangles import hides_only_numbers, plan_rectangles, run_rectangles
+from .sdpa_varlen import plan_varlen, run_call
 from .torch_kernels import (
     choose_kernel,
     differentiable_once,
@@ -115,6 +117,9 @@ def plan(call: Call) -> BackendPlan | Objections:
         rectangles = plan_rectangles(call)
         if rectangles is not None and hides_only_numbers(call, rectangles):
             return BackendPlan(name, partial(run_rectangles, call, rectangles))
+    varlen = plan_varlen(call)
+    if varlen is not None:
+        return BackendPlan(name, partial(run_call, call, varlen))
     form = plan_single_call(call)
     if form is None and not can_read_values(call.q):
         return ["calls that are not plain, causal or padded run in blocks, on the CPU and uncompiled only"]

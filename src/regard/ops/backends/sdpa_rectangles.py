@@ -57,7 +57,7 @@ def plan_rectangles(call: Call) -> tuple[Rectangle, ...] | None:
     ):
         return None
     shape = b, i, j
-    found = cached_per_term(call.mask, (Rectangle, shape, offset), lambda: _rectangles(terms, shape, offset))
+    found = cached_per_term(call.mask, (Rectangle, shape, offset), lambda: cut_into_rectangles(terms, shape, offset))
     if found is None:
         return None
     cost = ENTRIES_PER_CALL * len(found)
@@ -132,7 +132,7 @@ class RectangleSdpa(torch.autograd.Function):
         return None, None, *grads
 
 
-def _rectangles(terms: list[Mask], shape: tuple[int, int, int], offset: int) -> tuple[Rectangle, ...] | None:
+def cut_into_rectangles(terms: list[Mask], shape: tuple[int, int, int], offset: int) -> tuple[Rectangle, ...] | None:
     """The rectangles of a mask, neighbouring texts of one form together; None if a text has entries of other forms."""
     b, i, j = shape
     causal = any(isinstance(term, Causal) for term in terms)

@@ -93,7 +93,9 @@ def differentiable_once(out: Tensor) -> None:
     """Let the gradients of a fused kernel raise, and say what to write, if they are differentiated again."""
     if torch.compiler.is_compiling() or (node := out.grad_fn) is None:
         return
-    if type(node).__name__.startswith("ScaledDotProduct"):  # not so PyTorch's math, by `sdpa_kernel`
+    if type(node).__name__.startswith(
+        ("ScaledDotProduct", "FlashAttention")
+    ):  # not so PyTorch's math, by `sdpa_kernel`
         node.register_hook(_refuse_second_derivative)
 
 
@@ -122,11 +124,11 @@ def is_surely_fused(q: Tensor) -> bool:
     """
     d = q.shape[-1]
     half = q.dtype in (torch.float16, torch.bfloat16)
-    return half and d <= 128 and d % 8 == 0 and torch.backends.cuda.flash_sdp_enabled() and _has_flash(q.get_device())
+    return half and d <= 128 and d % 8 == 0 and torch.backends.cuda.flash_sdp_enabled() and has_flash(q.get_device())
 
 
 @cache
-def _has_flash(device: int) -> bool:
+def has_flash(device: int) -> bool:
     """True if this build of PyTorch has its flash kernel, and the kernel runs on this GPU."""
     built = torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
     return built and (8, 0) <= torch.cuda.get_device_capability(device) <= (12, 1)

@@ -1,0 +1,210 @@
+"""Sequences of different lengths: their cuts on the CPU, and on a GPU what the kernels make of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as R
+from regard import attend, explain, weights
+from regard.ops.backends.sdpa_varlen import (
+    LatestPlan,
+    attend_varlen,
+    cut_sequences,
+    plan_varlen,
+    plan_window,
+    row_starts,
+)
+from regard.ops.call import Call
+from regard.ops.dispatch import choose
+from regard.ops.terms.masks.mask_algebra import conjuncts
+
+N = 12
+LEFT = torch.arange(N) >= torch.tensor([[3], [0], [N]])
+BOTH = LEFT & (torch.arange(N) < torch.tensor([[7], [N], [N]]))
+IDS = torch.tensor([0] * 3 + [1] * 5 + [2] * 4)
+MASKS = {
+    "lengths": R.Padding((7, N, 0)),
+    "lengths in a tensor": R.Padding(torch.tensor([7, N, 0])),
+    "two paddings": R.Padding((7, N, 3)) & R.Padding((9, 5, N)),
+    "left": R.Padding(LEFT),
+    "both sides": R.Padding(BOTH),
+    "packed": R.Documents(IDS),
+    "packed, causal": R.Documents(IDS) & R.Causal(),
+    "packed by row": R.Documents(torch.stack((IDS, IDS.flip(0), IDS * 0))),
+    "packed and padded": R.Documents(IDS) & R.Padding((7, N, 2)),
+    "documents without keys": R.Documents(IDS, IDS.clamp(max=1)),
+}
+
+
+def drawn(b=3, h=2, g=2, i=N, j=N, d=16, **options):
+    torch.manual_seed(0)
+    return [torch.randn(b, heads, n, d, **options) for heads, n in ((h, i), (g, j), (g, j))]
+
+
+def visible(cuts, i, j, *, causal=False):
+    """The matrix that sequences with these cuts leave visible, `b i j`."""
+    seen = torch.zeros(len(cuts.queries), i, j, dtype=torch.bool)
+    for text, (rows, keys) in enumerate(zip(cuts.queries.tolist(), cuts.keys.tolist(), strict=True)):
+        assert (rows[-1], keys[-1]) == (i, j)
+        row = key = 0
+        for last_row, last_key in zip(rows, keys, strict=True):
+            part = torch.ones(last_row - row, last_key - key, dtype=torch.bool)
+            assert len(part) <= cuts.max_queries
+            assert part.shape[1] <= cuts.max_keys
+            if causal and part.numel():
+                assert cuts.square
+                assert len(part) == part.shape[1]
+            seen[text, row:last_row, key:last_key] = part.tril() if causal else part
+            row, key = last_row, last_key
+    return seen
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_sequences_show_what_the_mask_shows(name):
+    q, k, v = drawn()
+    call = Call.of(q, k, v, mask=MASKS[name])
+    cuts = cut_sequences(call)
+    want = weights(torch.zeros_like(q), torch.zeros_like(k), mask=MASKS[name], backend="reference").dense()[:, 0] > 0
+    assert torch.equal(visible(cuts, N, N, causal="causal" in name), want)
+
+
+def test_padding_of_other_queries_than_keys_is_cut():
+    q, k, v = drawn(i=5, j=9)
+    cuts = cut_sequences(Call.of(q, k, v, mask=R.Padding((4, 9, 0))))
+    assert visible(cuts, 5, 9).sum((1, 2)).tolist() == [20, 45, 0]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        R.Padding(torch.tensor([True, False] * 6)[None]),
+        R.Documents(torch.tensor([0, 1, 0, 1] * 3)),
+        R.Documents(IDS, IDS.flip(0)),
+        R.Causal() & R.Padding((7, N, 1)),
+        R.Causal() & R.Documents(IDS) & R.Padding((7, N, 2)),
+    ],
+    ids=["gaps", "scattered", "keys in another order", "causal and padded", "causal, packed and padded"],
+)
+def test_masks_of_other_forms_are_not_cut(mask):
+    q, k, v = drawn()
+    assert cut_sequences(Call.of(q, k, v, mask=mask)) is None
+
+
+def test_each_head_may_be_a_row_of_its_own():
+    ends = torch.tensor([[2, 5], [4, 5]])
+    assert row_starts(ends, 1).tolist() == [0, 2, 5, 9, 10]
+    assert row_starts(ends, 2).tolist() == [0, 2, 5, 7, 10, 14, 15, 19, 20]
+
+
+@pytest.mark.parametrize(
+    ("mask", "i", "want"),
+    [
+        (R.Causal() & R.Window(4), N, (3, 0, 0)),
+        (R.Window(4), N, (3, 3, 0)),
+        (R.Window(before=5, after=1) & R.Window(4), N, (3, 1, 0)),
+        (R.Causal() & R.Window(4), 3, (3, 0, N - 3 - 3)),
+        (R.Causal(), 5, None),
+        (R.Causal() & R.Window(4), 1, None),
+        (R.Causal(), N, None),
+        (R.Window((4, 2)), N, None),
+        (R.Window(4), 3, None),
+    ],
+    ids=str,
+)
+def test_a_window_is_how_far_a_query_sees(mask, i, want):
+    call = Call.of(*drawn(i=i, dtype=torch.bfloat16), mask=mask)
+    plan = plan_window(call, list(conjuncts(mask)), scale=1.0)
+    assert (plan and (plan.before, plan.after, plan.first_key)) == want
+
+
+def test_on_the_cpu_these_kernels_run_nothing():
+    q, k, v = drawn()
+    assert attend_varlen(q, k, v, R.Padding((7, N, 0))) is None
+    assert plan_varlen(Call.of(q, k, v, mask=R.Padding((7, N, 0)))) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("layout", ["heads first", "tokens first", "grouped"])
+@pytest.mark.parametrize("name", [*MASKS, "window", "window, both sides", "packed, window", "chunk"])
+def test_outputs_statistics_and_gradients_are_those_of_the_matrix(name, layout):
+    more = {
+        "window": R.Causal() & R.Window(4),
+        "window, both sides": R.Window(before=4, after=2),
+        "packed, window": R.Causal() & R.Documents(IDS) & R.Window(2),
+        "chunk": R.Causal() & R.Window(3),
+    }
+    mask = (MASKS | more)[name].map_tensors(torch.Tensor.cuda)
+    grouped, i = layout == "grouped", 5 if name == "chunk" else N
+    q, k, v = leaves = drawn(h=4, g=2 if grouped else 4, i=i, device="cuda", dtype=torch.bfloat16)
+    if layout == "tokens first":
+        q, k, v = leaves = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in leaves]
+    for x in leaves:
+        x.requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    A, exact = weights(q, k, mask=mask), weights(*wide[:2], mask=mask, backend="reference")
+    want, got = exact @ wide[2], attend(q, k, v, mask=mask)
+    off = 2e-2
+    torch.testing.assert_close(got.double(), want, atol=off, rtol=off)
+    torch.testing.assert_close((A @ v).double(), want, atol=off, rtol=off)
+    torch.testing.assert_close(A.statistic.double(), exact.statistic, atol=off, rtol=off)
+    grad = torch.randn_like(got)
+    pairs = zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(want, wide, grad.double()), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.double(), theirs, atol=3 * off, rtol=3 * off)
+    call = Call.of(q, k, v, mask=mask)
+    assert plan_varlen(call) is not None
+    assert choose(call).backend == "sdpa"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "name", ["lengths in a tensor", "left", "causal, left", "causal, lengths", "packed and padded"]
+)
+def test_hidden_garbage_does_not_leak(name, dtype):
+    mask = MASKS[name].map_tensors(torch.Tensor.cuda)
+    q, k, v = drawn(device="cuda", dtype=torch.bfloat16)
+    seen = (weights(q * 0, k * 0, mask=mask, backend="reference").dense() > 0).any(-2)[..., None]
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    dirty = [
+        leaves[0],
+        *(torch.where(seen, x, torch.nan).detach().requires_grad_() for x in leaves[1:]),
+    ]
+    clean, got = attend(*leaves, mask=mask), attend(*dirty, mask=mask)
+    assert torch.equal(clean, got)
+    for a, b in zip(torch.autograd.grad(clean.sum(), leaves), torch.autograd.grad(got.sum(), dirty), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_lengths_that_change_in_place_are_read_again_also_in_a_graph():
+    q, k, v = drawn(device="cuda", dtype=torch.bfloat16)
+    lengths = torch.tensor([7, N, 2], device="cuda")
+    mask = R.Padding(lengths)
+    attend(q, k, v, mask=mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = attend(q, k, v, mask=mask)
+    lengths.copy_(torch.tensor([3, 1, N], device="cuda"))
+    graph.replay()
+    want = attend(q, k, v, mask=R.Padding((3, 1, N)), backend="reference")
+    for got in (replayed, attend(q, k, v, mask=mask)):
+        torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+    assert "sdpa" in explain(q, k, v, mask=mask)
+
+
+def test_the_plan_of_the_latest_mask_holds_until_its_lengths_change(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    lengths = torch.tensor([3, 4])
+    latest = LatestPlan(R.Padding(lengths), (), [(lengths, lengths._version)], None)
+    assert latest.is_current()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not latest.is_current()  # a replay reads them again
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    lengths += 1
+    assert not latest.is_current()
+    assert LatestPlan(R.Causal(), (), [], None).is_current()
