@@ -83,7 +83,7 @@ def test_the_widget_is_moved_by_keys_and_the_viewer_is_loaded_when_seen(site):
         page = browser.new_page(viewport={"width": 390, "height": 800})
         asked, failed = [], []
         page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", failed.append)
+        page.on("pageerror", lambda error: failed.append(error))
         page.goto((site / "book" / "04_scores.html").as_uri())
         page.wait_for_selector(".softmax-words")
         assert not any("viewers" in url for url in asked)
