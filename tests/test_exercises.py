@@ -31,6 +31,7 @@ def test_a_chapter_has_three_exercises_with_hints_and_solutions(stem):
         assert "assert" in solution
 
 
+@pytest.mark.chapters
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("stem", CHAPTERS)
 def test_a_solution_runs(stem, level):

@@ -19,7 +19,23 @@ DOCS = Path(__file__).parents[1]
 PAPERS = "book/papers.md"
 FIRST_ROOMS = ("regard", "regard.nn", "regard.models", "regard.lens", "regard.views", "regard.decode", "regard.tasks")
 # Names in lower case are words too; these are linked without their package.
-FUNCTIONS = {"attend", "capture", "weights", "explain", "check_term", "rollout", "head_roles", "ablate", "value_norms"}
+FUNCTIONS = {
+    "attend",
+    "capture",
+    "weights",
+    "explain",
+    "check_term",
+    "rollout",
+    "head_roles",
+    "ablate",
+    "value_norms",
+    "greedy",
+    "beam",
+    "fit",
+    "cross_entropy",
+    "heatmap",
+    "head_clusters",
+}
 ITEM = re.compile(r"^- (?P<name>[^:\n]+?): ", re.MULTILINE)
 CODE = re.compile(r"(?<![`\[])`(?P<code>[^`\n]+)`(?![`\]])")
 FENCE = re.compile(r"(^(?P<mark>```+|~~~+).*?^(?P=mark)$)", re.DOTALL | re.MULTILINE)

@@ -1,7 +1,7 @@
 """A mkdocs hook: chapters get their notebook, the viewer over a tape of their own, a widget, and their exercises.
 
 `docs/tapes/NAME.py` makes the tape of a chapter; its page is written beside the chapter when the site is built, and a
-frame loads it when it comes into sight. `docs/exercises/NAME.md` takes the place of the section "Exercise".
+frame loads it when it comes into sight. `docs/exercises/NAME.md` takes the place of the section "Exercises".
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ def with_living_parts(markdown: str, stem: str) -> str:
     """Return a chapter with its notebook, widget, viewer and exercises."""
     head, mark, rest = markdown.partition("\n## ")
     link = f'<p><a href="{stem}.ipynb" download>This chapter as a notebook</a></p>'
-    body, _, exercise = f"{head}\n{link}\n{mark}{rest}".partition("\n## Exercise\n")
+    body, _, _ = f"{head}\n{link}\n{mark}{rest}".partition("\n## Exercises\n")
     parts = [body.rstrip()]
     if stem in WIDGETS:
         parts.append((Path(__file__).parent / WIDGETS[stem]).read_text(encoding="utf8").strip())
     if (TAPES / f"{stem}.py").is_file():
         parts.append(frame(stem))
-    own = EXERCISES / f"{stem}.md"
-    parts.append(own.read_text(encoding="utf8").strip() if own.is_file() else f"## Exercise\n{exercise.rstrip()}")
+    parts.append((EXERCISES / f"{stem}.md").read_text(encoding="utf8").strip())
     return "\n\n".join(parts) + "\n"
 
 

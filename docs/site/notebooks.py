@@ -32,7 +32,7 @@ Path("book.mplstyle").write_text({STYLE!r})"""
 
 def notebook(stem: str) -> dict[str, Any]:
     """Return the notebook of a chapter."""
-    text = (BOOK / f"{stem}.md").read_text(encoding="utf8").partition("\n## Exercise")[0]
+    text = (BOOK / f"{stem}.md").read_text(encoding="utf8").partition("\n## Exercises")[0]
     made = [markdown_cell(opening(stem)), code_cell(SETUP), *cells(text)]
     tape = TAPES / f"{stem}.py"
     if tape.is_file():
