@@ -247,3 +247,14 @@ def test_other_arguments_are_refused():
         edit(model, Scale(0, 0)).__enter__()
     with pytest.raises(TypeError, match=r"edits of '0' must be Cut, .* got 3"):
         edit(model, {"0": 3}).__enter__()
+
+
+def test_a_key_that_no_query_sees_is_a_token_of_the_text_still():
+    model, x = build("sdpa"), qkv()
+    edits = [Boost(0, 1.0), Cut(keys=1), Temperature([0], 0.5)]
+    want, weights = dense_edited(*split(x), [*edits, Cut(queries=2, keys=3)])
+    with edit(model, {"0": edits}), edit(model, {"0": Cut(queries=2, keys=3)}), capture(model) as tape:
+        out = model(x)
+    close(out, want.transpose(1, 2))
+    close(tape[0].dense(), weights)
+    assert tape.real_keys("0").all()

@@ -149,15 +149,19 @@ class Editor:
         if any(each.needs_tokens for each in edits):
             tokens = self._finder.tokens_of(layer, seen)
         at = EditedCall(layer, self._here.count_call(layer), tokens, self._here.clean)
+        run = seen
         for each in edits:
             if tokens is not None and (selected := each.selects_tokens(tokens)) is not None:
                 known = self._selected.get(id(each))
                 self._selected[id(each)] = selected if known is None else known | selected
             try:
-                seen = each.change(seen, at)
+                changed, faster = each.change(seen, at), each.change_for_speed(run, at)
+                if faster is None:
+                    faster = changed if run is seen else each.change(run, at)
+                seen, run = changed, faster
             except NotUnderstood as reason:
                 raise NotUnderstood(f"{each!r} cannot edit {shown_name(layer)}: {reason}") from reason
-        return attention.replaced_by(seen)
+        return attention.replaced_by(seen, run)
 
     def _edits_of(self, layer: str) -> tuple[Edit, ...]:
         if layer not in self._by_layer:

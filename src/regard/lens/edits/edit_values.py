@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...checks import check_number
 from ...ops.terms.biases import ScaledBias
-from ...ops.terms.masks import Dense, Documents
+from ...ops.terms.masks import Dense, Documents, Padding
 from ...ops.terms.masks.mask_algebra import Mask
 from ..interception.kernel_call import NotUnderstood
 from ..recording.observed import ObservedAttention
@@ -52,6 +52,10 @@ class Edit:
     def change(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention:
         """Return the attention that takes the place of `seen`."""
         return seen
+
+    def change_for_speed(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention | None:
+        """Return the same as `change` in terms that run faster; None if there are none."""
+        return None
 
     def factors(self, n: int) -> list[float]:
         """Return the factor of the output of each of n heads."""
@@ -110,6 +114,16 @@ class Cut(Edit):
         mask = tokens.once((id(self), h), lambda: self._mask(tokens, h))
         joined = tokens.once((id(self), h, id(seen.mask)), lambda: mask if seen.mask is None else seen.mask & mask)
         check_softmax(seen, "Cut")
+        return seen._replace(mask=joined, statistic=None)
+
+    def change_for_speed(self, seen: ObservedAttention, at: EditedCall) -> ObservedAttention | None:
+        if self.queries is not None or self.heads is not None or at.tokens is None:
+            return None
+        # Kernels are fast for padding. On a tape these terms would say that the keys are no tokens of the text.
+        tokens, keys = at.tokens, self.keys
+        mask = tokens.once((id(self), "speed"), lambda: Padding(~tokens.keys.select(keys)))  # type: ignore[arg-type]
+        key = id(self), "speed", id(seen.mask)
+        joined = tokens.once(key, lambda: mask if seen.mask is None else seen.mask & mask)
         return seen._replace(mask=joined, statistic=None)
 
     def _mask(self, tokens: CallTokens, h: int) -> Mask:

@@ -145,15 +145,18 @@ class InterceptedAttention:
             ) from observed
         return observed
 
-    def replaced_by(self, observed: ObservedAttention) -> Tensor:
+    def replaced_by(self, observed: ObservedAttention, equal: ObservedAttention | None = None) -> Tensor:
         """Return the output of another attention in the layout of this one, computed by `regard.attend`.
+
+        `equal` is the same attention in terms that run faster, if there are such.
 
         A kernel that may write to a cache, or whose arguments only its output can confirm, has run before; its output
         is dropped. All others do not run.
         """
-        q, k, v = observed.q, observed.k, observed.v
-        terms: dict[str, Any] = {slot: term for slot in SLOTS if (term := getattr(observed, slot)) is not None}
-        heads = attend(q, k, v.to(q.dtype), **terms, offset=observed.offset, dropout=self._call.dropout)
+        run = observed if equal is None else equal
+        q, k, v = run.q, run.k, run.v
+        terms: dict[str, Any] = {slot: term for slot in SLOTS if (term := getattr(run, slot)) is not None}
+        heads = attend(q, k, v.to(q.dtype), **terms, offset=run.offset, dropout=self._call.dropout)
         self.replacement = observed
         return self.layout.output(heads if self._run is not None else heads.to(self.out.dtype))
 
