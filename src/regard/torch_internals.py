@@ -281,6 +281,12 @@ def is_function_mode_enabled() -> bool:
     return torch._C._is_torch_function_mode_enabled()
 
 
+def without_function_modes() -> AbstractContextManager[Any]:
+    """Call no function mode within the block. Without it: each attribute that is read of a tensor costs a call."""
+    block: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return block
+
+
 def function_mode_stack() -> list[Any]:
     """The function modes of this thread, outermost first. Without these three: no mode can leave a stack early."""
     return overrides._get_current_function_mode_stack()

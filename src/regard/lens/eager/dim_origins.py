@@ -197,6 +197,11 @@ class DimOrigins:
         if self._is_buffer(x) or (x._base is not None and self._is_buffer(x._base)):
             self._caches.add(_memory(x))
 
+    @property
+    def were_written(self) -> bool:
+        """Whether the model wrote to a tensor in this pass."""
+        return bool(self._written)
+
     def follows(self, x: Tensor) -> bool:
         """Whether the dims of a tensor may lead to heads: it is floating, and no constant."""
         return x.is_floating_point() and not self.is_constant(x)

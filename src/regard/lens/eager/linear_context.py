@@ -50,6 +50,11 @@ class LinearContexts:
         self._entries[kind] = None
         return kind
 
+    @property
+    def held(self) -> bool:
+        """Whether a context is followed."""
+        return bool(self._entries)
+
     def keep(self, kind: str, entry: Any) -> None:
         """Keep a value with a context, such as its entry on the tape."""
         self._entries[kind] = entry

@@ -300,6 +300,12 @@ class EagerTracker:
         """True while the model may still change weights, or multiply them with values: then follow every function."""
         return bool(self._symbolic.weights or self.final.held)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is followed but the origins of dims: what comes next depends on no earlier call."""
+        followed = self._symbolic.entries or self.final.held or self.traces.held or self.samples.held
+        return not (followed or self.contexts.held or self._routed or self.origins.were_written)
+
     def _follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, evidence: Evidence
     ) -> EagerAttention | NotAttention | None:

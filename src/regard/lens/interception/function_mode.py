@@ -76,6 +76,7 @@ from .intercepted import (
     replacement_of,
 )
 from .kernel_call import KernelCall, NotUnderstood, OutputProof
+from .layer_plans import ENTERED, LEFT, PLANNED_FUNCTIONS, CannotPlan, KnownRuns, Lesson, Log, known_runs
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
 from .output_check import reproduces_output
@@ -108,6 +109,8 @@ class _ThreadState(threading.local):
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
         self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
         self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
+        self.log: Log | None = None  # of a module under way whose runs have plans
+        self.lesson: Lesson | None = None  # of a module under way whose runs have none yet
 
 
 class _Buffers:
@@ -200,6 +203,9 @@ class AttentionMode(TorchFunctionMode):
         self.over_edges: set[str] = set()  # layers with a softmax over the edges of a graph, if nothing is recorded
         self.unclear: set[str] = set()  # layers named attention with a softmax over something else
         self._on = False
+        recorder = self.recorder
+        self._has_plans = recorder is not None and layout is None and not (recorder.values or recorder.gradients)
+        self._head_counts: dict[int, int | None] = {}  # id of a module -> its number of heads
 
     @contextmanager
     def install_hooks(self) -> Iterator[None]:
@@ -234,6 +240,7 @@ class AttentionMode(TorchFunctionMode):
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Intercept nothing of this model in this thread within the block."""
+        self.interrupt_run()
         self.here.silent += 1
         try:
             yield
@@ -254,8 +261,12 @@ class AttentionMode(TorchFunctionMode):
 
         If `out` is a function, it runs the kernel of the model once the consumer reads the output.
         """
+        self.interrupt_run()
+        return self._hand_over(InterceptedAttention(self, layer, read_call, out, layout, proof, projection, guess))
+
+    def _hand_over(self, attention: InterceptedAttention) -> Tensor:
+        """Hand an attention call to the consumer; return the output that the model goes on with."""
         self.here.awaiting = None
-        attention = InterceptedAttention(self, layer, read_call, out, layout, proof, projection, guess)
         _PAUSED.count += 1
         try:
             changed = self.consumer.observe(attention)
@@ -266,8 +277,16 @@ class AttentionMode(TorchFunctionMode):
             note_replacement(changed, replacement)
         return changed
 
+    def _hand_over_planned(self, attention: InterceptedAttention, eager: EagerAttention | None = None) -> Tensor:
+        """Hand over a call that a plan may foresee."""
+        out = self._hand_over(attention)
+        if self.here.lesson is not None:
+            self._learn(lambda lesson: lesson.attend(attention.observed, eager, self._heads_of(self.here.parts), attention.guess))
+        return out
+
     def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
         """Hand a call of a patched kernel to the consumer; return the output that the model goes on with."""
+        self.interrupt_run()
         if self.is_observer and is_recomputing():
             return out
         if run.kernel.to_edge_weights is not None:
@@ -319,6 +338,14 @@ class AttentionMode(TorchFunctionMode):
         if func in WITHOUT_TENSORS:
             return func(*args, **kwargs)
         here = self.here
+        if (log := here.log) is not None:
+            if here.silent or _PAUSED.count or not self._on:
+                return func(*args, **kwargs)
+            if func in PLANNED_FUNCTIONS:
+                out = func(*args, **kwargs)
+                log.ops.append((func, args, kwargs, out))
+                return out
+            self._analyze_log()
         parts = here.parts
         if parts and type(parts[-1]) in CONTAINERS and func not in ATTENTIONS and here.awaiting is None:
             return func(*args, **kwargs)
@@ -331,13 +358,21 @@ class AttentionMode(TorchFunctionMode):
         if self.is_observer and is_recomputing():  # the same kernel saves the same tensors for backward
             return sdpa_with_lse(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
         if func in ATTENTIONS:
-            return self._attention(func, args, kwargs)
-        if here.awaiting is not None:
-            callback, heads = here.awaiting
-            if (weight := projection_weight(heads, func, args, kwargs)) is not None:
-                callback(weight)
-                here.awaiting = None
-        out = func(*args, **kwargs)
+            out = self._attention(func, args, kwargs)
+        else:
+            if here.awaiting is not None:
+                callback, heads = here.awaiting
+                if (weight := projection_weight(heads, func, args, kwargs)) is not None:
+                    callback(weight)
+                    here.awaiting = None
+            out = self._follow(func, args, kwargs, func(*args, **kwargs))
+        if here.lesson is not None:
+            self._learn(lambda lesson: lesson.add((func, args, kwargs, out)))
+        return out
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        """Follow a call that has run, of a function that is no attention; return the output that the model takes."""
+        here = self.here
         tracker, name = here.tracker, traced_name(func)
         eager: EagerAttention | NotAttention | None = None
         transformed = functorch_transform() is not None
@@ -372,6 +407,130 @@ class AttentionMode(TorchFunctionMode):
             self._note_softmax(averaged)
         return out
 
+    def _learn(self, step: Callable[[Lesson], None]) -> None:
+        """Add a step to the lesson under way; give it up if it cannot be planned."""
+        here = self.here
+        try:
+            if here.lesson is not None:
+                step(here.lesson)
+        except (CannotPlan, RuntimeError):  # a tensor without strides or a memory of its own
+            self._give_up_lesson()
+
+    def _give_up_lesson(self) -> None:
+        here = self.here
+        if here.lesson is not None:
+            here.lesson.runs.miss()
+            here.lesson = None
+
+    def _begin_run(self, module: nn.Module) -> None:
+        """Log a run of a module that has plans; else learn from it."""
+        here, shape = self.here, self.here.inputs[-1]
+        if shape is None or (runs := known_runs(type(module), torch.is_grad_enabled(), *here.inputs)).refused:
+            return
+        is_new = here.tracker.is_idle and here.awaiting is None and not (self.edges is not None and self.edges.held)
+        if not is_new or here.silent or _PAUSED.count or is_recomputing():
+            return
+        if functorch_transform() is not None or torch_internals.is_any_autocast_enabled():
+            return
+        if runs.plans:
+            here.log = Log(runs, here.parts)
+        else:
+            self._begin_lesson(runs, len(here.parts))
+
+    def _begin_lesson(self, runs: KnownRuns, depth: int) -> None:
+        self.here.lesson = Lesson(runs, depth, self.here.tracker.origins)
+        self._noted_before = self._noted
+
+    def _enter_run(self, module: nn.Module, shape: torch.Size | None) -> None:
+        """Note that a module is called within the run that is logged or learned from."""
+        here = self.here
+        log = here.log or here.lesson
+        assert log is not None
+        above = len(self.names[id(here.parts[log.depth - 1])])
+        about = type(module), self.names[id(module)][above:], shape
+        if here.log is not None:
+            here.log.enter(here.parts, about)
+        else:
+            self._learn(lambda lesson: lesson.enter(about))
+
+    def _leave_run(self) -> None:
+        """Note that the innermost module returns, within the run or at its end."""
+        here = self.here
+        log = here.log or here.lesson
+        assert log is not None
+        if len(here.parts) > log.depth:
+            log.leave()
+        elif here.log is not None:
+            self._apply_plan(here.log)
+        else:
+            self._end_lesson()
+
+    @property
+    def _noted(self) -> tuple[int, ...]:
+        """Numbers that change if an analysis notes more than attentions."""
+        assert self.recorder is not None
+        lost = sum(not all(each) for each in self.softmaxes.values())
+        return len(self.recorder.unseen), len(self.unclear), len(self.left_out), lost
+
+    def _apply_plan(self, log: Log) -> None:
+        """Record the attentions of a logged run by its plan; if none fits, analyze it."""
+        here, recorder = self.here, self.recorder
+        assert recorder is not None
+        with _pause_interception(), torch.no_grad():
+            planned = log.planned(here.tracker.origins, self._heads_of)
+            if planned is not None:
+                here.log = None
+                for part, guess, observed in planned:
+                    if recorder.is_wanted(layer := layer_of(self.names[id(part)], part)):
+                        if guess is not None:
+                            recorder.guessed.setdefault(layer, guess)
+                        recorder.record(layer, observed)
+                return
+        self._analyze_log()
+        self._end_lesson()
+
+    def _end_lesson(self) -> None:
+        """Make a plan of the run that ends, unless its analysis left something open."""
+        if self._noted != self._noted_before or not self.here.tracker.is_idle:
+            self._give_up_lesson()
+        self._learn(Lesson.end)
+        self.here.lesson = None
+
+    def _analyze_log(self) -> None:
+        """Analyze the functions of the log, if there is one, as if they ran now, and learn from the run."""
+        here = self.here
+        if (log := here.log) is None:
+            return
+        here.log = None
+        self._begin_lesson(log.runs, log.depth)
+        parts, inputs = here.parts[:], here.inputs[:]
+        del here.parts[log.depth :], here.inputs[log.depth :]
+        log.ops.reverse()
+        entered = log.entered[:0:-1]
+        while log.ops:  # tensors are released as the analysis goes on
+            op = log.ops.pop()
+            func, args, kwargs, out = op
+            if func is ENTERED:
+                here.parts.append(entered.pop()[-1])
+                here.inputs.append(args[-1])
+                self._learn(lambda lesson, about=args: lesson.enter(about))  # type: ignore[misc]
+            elif func is LEFT:
+                here.parts.pop()
+                here.inputs.pop()
+                self._learn(Lesson.leave)
+            else:
+                if func is SDPA:
+                    self._dot_product(out, None, *args, **kwargs)
+                else:
+                    self._follow(func, args, kwargs, out)
+                self._learn(lambda lesson, op=op: lesson.add(op))  # type: ignore[misc]
+        here.parts[:], here.inputs[:] = parts, inputs
+
+    def interrupt_run(self) -> None:
+        """Analyze the log, and give up the lesson: something else than functions of PyTorch is observed."""
+        self._analyze_log()
+        self._give_up_lesson()
+
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run and hand over a call of an attention function."""
         if self.is_observer:
@@ -387,6 +546,8 @@ class AttentionMode(TorchFunctionMode):
             return self._dot_product(_run_on_demand(partial(func, *args, **kwargs)), None, *args, **kwargs)
         q, k = (args[n] if len(args) > n else kwargs[name] for n, name in enumerate(("query", "key")))
         is_short = q.ndim == k.ndim == 4 and is_recompute_cheap(q, k)
+        if not is_short:
+            self._give_up_lesson()
         out, statistic = (run_sdpa(*args, **kwargs), None) if is_short else sdpa_with_lse(*args, **kwargs)
         return self._dot_product(out, statistic, *args, **kwargs)
 
@@ -397,6 +558,7 @@ class AttentionMode(TorchFunctionMode):
 
     def is_followed(self, x: Any) -> bool:
         """Return whether a tensor is scores, weights, or a function of them."""
+        self.interrupt_run()
         return self.here.tracker.is_followed(x)
 
     def follow_as(self, x: Tensor, same: Tensor) -> None:
@@ -428,6 +590,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _run_in_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an attention function inside torch.func transforms, and observe it with the tensors that they hold."""
+        self._give_up_lesson()
         out = func(*args, **kwargs)
         if func is not SDPA or self.recorder is None or self.recorder.gradients:
             self.note_transform()
@@ -448,6 +611,7 @@ class AttentionMode(TorchFunctionMode):
     def _follow_transformed(self, name: str, args: Any, kwargs: Any, out: Any) -> NotAttention | None:
         """Follow a call inside torch.func transforms, and observe the attention that it completes."""
         tracker = self.here.tracker
+        self._give_up_lesson()
         if not self.is_observer:
             return None
         averages = name in MATMUL_NAMES and any(map(tracker.is_softmax, operands(name, args, kwargs)))
@@ -477,7 +641,10 @@ class AttentionMode(TorchFunctionMode):
         values = averages.detach()  # a hook on the averages may hold the layout, which must not hold the averages
         to_heads, before = eager.heads, self._latest_entry
         layout = OutputLayout(to_heads, lambda heads: replace_heads(values, heads, to_heads))
-        changed = self.observe(self._layer, eager.kernel_call, averages, layout, eager.proof, guess=eager.guess)
+        attention = InterceptedAttention(
+            self, self._layer, eager.kernel_call, averages, layout, eager.proof, guess=eager.guess
+        )
+        changed = self._hand_over_planned(attention, eager)
         if eager.context and (entry := self._latest_entry) is not before:
             self.here.tracker.contexts.keep(eager.context, (self._layer, entry))
         return changed if projection is None else _passed_on(projection.apply(changed), changed)
@@ -536,18 +703,27 @@ class AttentionMode(TorchFunctionMode):
         here = self.here
         # The mode is off the stack while a function that it sees runs, such as backward() inside a forward pass.
         entering = not here.parts or (not self.is_observer and not is_active(self))
+        with torch_internals.without_function_modes():  # a hook runs while the mode is active
+            shape = _first_shape(args) or _first_shape(kwargs.values())
         here.parts.append(module)
-        here.inputs.append(_first_shape(args) or _first_shape(kwargs.values()))
+        here.inputs.append(shape)
         here.entered.append(entering)
         if entering:
             if not here.in_model:
                 self.interpreter.begin_pass()
             self._push()
+        if here.log is not None or here.lesson is not None:
+            self._enter_run(module, shape)
+        elif self._has_plans:
+            self._begin_run(module)
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         # PyTorch also calls this for a module that failed in an earlier hook of the user, before `_enter` ran.
         here = self.here
         if not is_compiling() and self._has_part(module) and here.parts[-1:] == [module]:
+            if here.log is not None or here.lesson is not None:
+                with torch_internals.without_function_modes():
+                    self._leave_run()
             here.parts.pop()
             here.inputs.pop()
             if not here.parts:
@@ -588,6 +764,7 @@ class AttentionMode(TorchFunctionMode):
             here.inputs.clear()
             here.entered.clear()
             here.tracker.clear()
+        here.log = here.lesson = None
 
     @property
     def _layer(self) -> str:
@@ -609,11 +786,18 @@ class AttentionMode(TorchFunctionMode):
         modes = _OPENED.modes
         return self in modes or not any(id(module) in other.names for other in modes)
 
+    def _heads_of(self, parts: Sequence[nn.Module]) -> int | None:
+        """Return the number of heads of a layer, the last of the modules under way, from its attributes."""
+        key = id(parts[-1])
+        if key not in self._head_counts:
+            self._head_counts[key] = head_count([(self.names[id(part)], part) for part in parts[-2:]])
+        return self._head_counts[key]
+
     def _evidence(self) -> LayerEvidence:
         """Return the evidence for the choice between batch and heads in the layer under way."""
         here = self.here
         return LayerEvidence(
-            head_count([(self.names[id(part)], part) for part in here.parts]),
+            self._heads_of(here.parts),
             tuple(shape for shape in reversed(here.inputs) if shape is not None),
             self.layouts.of(self._layer),
         )
@@ -653,7 +837,9 @@ class AttentionMode(TorchFunctionMode):
                 mask = mask if mask is None or mask.ndim < 3 else to_heads(mask)
             return sdpa_kernel_call(q, k, v, mask, dropout_p, is_causal, scale, statistic=lse)
 
-        return self.observe(self._layer, read_call, out, layout, guess=guess)
+        return self._hand_over_planned(
+            InterceptedAttention(self, self._layer, read_call, out, layout, guess=guess)
+        )
 
     def _layout_of_kernel(self, query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> HeadChoice | None:
         """Return the layout of a call of `F.scaled_dot_product_attention`; None for b h i d.

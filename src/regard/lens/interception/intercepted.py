@@ -98,6 +98,7 @@ class InterceptedAttention:
         # True once the attention is interpreted, if the call had terms and no tensors for masks: a call of attend.
         self.has_terms = False
         self.replacement: ObservedAttention | None = None  # the attention that a consumer put in its place
+        self.observed: ObservedAttention | None = None  # the attention of the model in terms, once it is interpreted
         self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection
 
     @cached_property
@@ -134,6 +135,7 @@ class InterceptedAttention:
         except NotUnderstood as reason:
             return reason
         self.has_terms = self._call.score is not None
+        self.observed = None if isinstance(observed, NotUnderstood) else observed
         return observed
 
     def interpret_or_raise(self) -> ObservedAttention:

@@ -25,7 +25,7 @@ from ...ops.terms.masks import Causal
 from ...ops.torch_state import is_traced
 from .kernel_call import KernelCall
 
-CHEAP_ENTRIES, CHEAP_ENTRIES_ON_GPU = 2**13, 2**26  # matrix entries of an attention whose lse is recomputed on demand
+CHEAP_ENTRIES, CHEAP_ENTRIES_ON_GPU = 2**17, 2**26  # matrix entries of an attention whose lse is recomputed on demand
 SDPA = torch_internals.SDPA  # the original function, even while its name in `F` is patched
 
 

@@ -127,6 +127,7 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                 if q.shape[2] == 1 and observed and len(modes) == 1 and name in ("sdpa", EAGER):
                     holds = _can_hold(modes[0], part, q, k)
             for mode in modes:
+                mode.interrupt_run()
                 if mode.recorder is not None:
                     defers = defers and mode.recorder.can_defer(mode.names[part], q, k)
                 mode.here.silent += 1

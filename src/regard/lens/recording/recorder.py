@@ -219,7 +219,11 @@ class Recorder:
                 self._record_held_steps()
 
     def record(
-        self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor] = lambda x: x
+        self,
+        name: str,
+        observed: ObservedAttention,
+        out: Tensor | None = None,
+        heads: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> Record | None:
         """Record one attention call; `heads` rearranges the gradient of its output `out` to b h i e.
 
@@ -328,7 +332,7 @@ class Recorder:
             record.add_projection(weight)
 
     def _record(
-        self, name: str, observed: ObservedAttention, out: Tensor, heads: Callable[[Tensor], Tensor]
+        self, name: str, observed: ObservedAttention, out: Tensor | None, heads: Callable[[Tensor], Tensor]
     ) -> Record | None:
         """Record one attention call, under the lock."""
         if not self._matches_pattern(name):
@@ -349,7 +353,7 @@ class Recorder:
             key = self._next_key(name, observed)
             record = Record(name, observed, self.store, heads=self.heads, values=self.values)
             self._entries[key] = record
-            if self.gradients:
+            if self.gradients and out is not None:
                 _keep_gradient(record, out, heads)
             return record if self.values else None
         return None

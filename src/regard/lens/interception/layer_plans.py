@@ -1,0 +1,386 @@
+"""LayerPlans: what the analysis of a layer found, used again for runs that call the same functions.
+
+What
+    To follow a small layer function by function takes longer than to run it, and the layers of a model are alike. A
+    `Lesson` writes down a run while it is analyzed: each function, its numbers, and which tensors it takes. If the run
+    left nothing open, a `Plan` says which tensors are the queries, keys, values and weights of its attentions. The
+    functions of a later run are held in a `Log` until the module returns. If they are the same, on the same tensors,
+    the plan is applied.
+
+Proof
+    That the functions are the same is no proof. Weights that a layer wrote out are computed from the queries and keys
+    that the plan names, and rows of them are compared with those of the model. If they differ, or if anything else
+    does, the run is analyzed in full.
+
+Lifetimes
+    A log holds its tensors until the module returns, so there are plans for runs with small tensors only. Plans hold no
+    tensors and are kept for the life of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+
+from ..eager.dim_origins import DimOrigins, Origin
+from ..eager.op_rules import is_in_place
+from ..eager.tracker import TOLERANCE, EagerAttention, compared_rows
+from ..recording.observed import ObservedAttention
+from ..recording.store import version_of
+
+ROWS_AT_ONCE = 16  # matrices with at most that many rows are compared whole
+MAX_FUNCTIONS = 128  # runs that call more are not planned, but the modules within them may be
+MAX_BYTES = 2**25  # of the tensors that a planned run makes
+MAX_MISSES = 8  # runs in a row that neither fitted a plan nor gave one, before their kind is logged no more
+MAX_PLANS = 8  # of one kind of run
+MAX_KINDS = 64  # shapes of inputs that are remembered for a module class
+ENTERED, LEFT = object(), object()  # in place of a function: a module within the run begins or returns
+
+Op = tuple[Any, Any, Any, Any]  # function, its arguments by position and by name, its result
+
+_PLAIN = frozenset(
+    (*(int, float, bool, str, type(None), type(Ellipsis), slice), torch.dtype, torch.Size, torch.device, torch.memory_format)
+)
+
+
+class CannotPlan(Exception):
+    """A run holds something whose later runs may differ unseen."""
+
+
+class KeptView(NamedTuple):
+    """A view of a tensor of a run, in its memory."""
+
+    at: int  # place of the tensor in the run
+    whole: tuple[Any, ...]  # shape, strides, place, dtype and version of the tensor
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, run: Sequence[Any]) -> Tensor | None:
+        """Return the view of the tensor of another run; None if it lies otherwise in memory, or was written to."""
+        x = run[self.at]
+        return None if _whole(x) != self.whole else x.as_strided(self.size, self.stride, self.offset)
+
+
+def _whole(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.storage_offset(), x.dtype, version_of(x)
+
+
+class PlannedAttention(NamedTuple):
+    """Where a run holds one of its attentions."""
+
+    part: int  # number of the module that attends, among those that the run enters
+    heads: int | None  # number of heads, from the attributes of the layer
+    terms: ObservedAttention  # without tensors
+    q: KeptView
+    k: KeptView
+    v: KeptView
+    found: KeptView | None  # the weights of the model; None if the kernel is known
+    guess: str | None
+
+    def read(self, run: Sequence[Any]) -> ObservedAttention | None:
+        """Return the attention of another run; None if its weights are not those of the model."""
+        q, k, v = self.q.of(run), self.k.of(run), self.v.of(run)
+        if q is None or k is None or v is None:
+            return None
+        observed = self.terms._replace(q=q, k=k, v=v)
+        if self.found is None:
+            return observed
+        found = self.found.of(run)
+        return observed if found is not None and has_weights(observed, found) else None
+
+
+def has_weights(observed: ObservedAttention, found: Tensor) -> bool:
+    """Whether rows of the softmax of q @ k.mT are those that a model computed, `b h i j`.
+
+    The largest weight of a row is at least 1 / j, so an error that is small beside that is small in each row.
+    """
+    q, k, score = observed.q, observed.k, observed.score
+    if q.shape[2] > ROWS_AT_ONCE:
+        rows = compared_rows(q.shape[2], q.device)
+        q, found = q.index_select(2, rows), found.index_select(2, rows)
+    scale = q.shape[-1] ** -0.5 if score is None or score.scale is None else score.scale
+    A = torch.softmax(q @ k.mT * scale, -1)
+    return A.shape == found.shape and torch.dist(A, found, inf).item() * k.shape[2] <= TOLERANCE
+
+
+class Plan(NamedTuple):
+    """The functions of a run, and what it leaves behind.
+
+    All functions, arguments and results stand in one sequence; whatever says `at` is a place in it.
+    """
+
+    functions: tuple[Any, ...]
+    nested: tuple[bool, ...]  # for each function: are there sequences among its arguments or results?
+    types: tuple[type, ...]
+    plain: Expected  # values that are no tensors
+    known: Expected  # at which places a tensor stands that stood before, and at which place
+    parameters: Expected  # shapes of parameters
+    given: Expected  # tensors that were made before the run, and what is known of them
+    attentions: tuple[PlannedAttention, ...]
+    made: tuple[tuple[int, torch.Size, Origin], ...]  # tensors that outlive the run, and their origins
+
+    def sequence_of(self, ops: Sequence[Op], origins: DimOrigins) -> list[Any] | None:
+        """Return the functions, arguments and results of another run; None if it did anything else."""
+        if len(ops) != len(self.functions) or any(op[0] is not func for op, func in zip(ops, self.functions, strict=True)):
+            return None
+        found: list[Any] = []
+        for op, nested in zip(ops, self.nested, strict=True):
+            found += _nested_sequence(op) if nested else _sequence(op)
+        if tuple(map(type, found)) != self.types:
+            return None
+        at, values = self.plain
+        if [found[n] for n in at] != values:
+            return None
+        at, before = self.known
+        if any(found[n] is not found[m] for n, m in zip(at, before, strict=True)):
+            return None
+        at, values = self.parameters
+        if [found[n].shape for n in at] != values:
+            return None
+        at, values = self.given
+        return None if [_about(found[n], origins) for n in at] != values else found
+
+
+Expected = tuple[list[int], list[Any]]  # places, and what stands there
+
+
+def _sequence(op: Op) -> Sequence[Any]:
+    func, args, kwargs, out = op
+    return (func, *args, *kwargs, *kwargs.values(), out) if kwargs else (func, *args, out)
+
+
+def _nested_sequence(op: Op) -> Iterator[Any]:
+    """Yield what stands in a call, each sequence followed by what stands in it."""
+    for x in _sequence(op):
+        yield from _unfolded(x)
+
+
+def _unfolded(x: Any) -> Iterator[Any]:
+    yield x
+    if type(x) in (tuple, list):
+        for each in x:
+            yield from _unfolded(each)
+
+
+def _about(x: Tensor, origins: DimOrigins) -> tuple[Any, ...]:
+    """Return what is known of a tensor that was made before the run."""
+    return x.shape, x.dtype, x.device, origins.get(x)
+
+
+class Lesson:
+    """A run that is analyzed, from which a plan may be made."""
+
+    def __init__(self, runs: KnownRuns, depth: int, origins: DimOrigins) -> None:
+        self.runs, self.depth = runs, depth
+        self._origins = origins
+        self._functions: list[Any] = []
+        self._nested: list[bool] = []
+        self._types: list[type] = []
+        self._plain: Expected = [], []
+        self._known: Expected = [], []
+        self._parameters: Expected = [], []
+        self._given: Expected = [], []
+        self._refs: dict[int, ref[Tensor]] = {}  # tensors by place; the analysis has to see when they die
+        self._numbers: dict[int, int] = {}  # id of a live tensor -> its first place
+        self._wholes: dict[int, tuple[Any, ...]] = {}
+        self._memories: dict[int, int] = {}  # memory -> number of the latest tensor in it
+        self._made: list[int] = []  # numbers of results
+        self._parts, self._path = 1, [0]
+        self._bytes = 0
+        self._attentions: list[PlannedAttention] = []
+
+    def add(self, op: Op) -> None:
+        """Add a call that was analyzed; raises `CannotPlan`."""
+        func, args, kwargs, out = op
+        if is_in_place(getattr(func, "__name__", "")) or kwargs.get("inplace") or "out" in kwargs:
+            raise CannotPlan
+        if any(isinstance(x, Tensor) and x.numel() == 1 for x in args):  # its value may be a scale
+            raise CannotPlan
+        nested = any(type(x) in (tuple, list) for x in _sequence(op))
+        results = [id(x) for x in (out if type(out) in (tuple, list) else (out,))]
+        self._add(func, nested, _nested_sequence(op) if nested else _sequence(op), results)
+        if len(self._functions) > MAX_FUNCTIONS or self._bytes > MAX_BYTES:
+            raise CannotPlan
+
+    def enter(self, about: Any) -> None:
+        """Add the call of a module within the run."""
+        self._add(ENTERED, False, _sequence((ENTERED, about, None, None)))
+        self._path.append(self._parts)
+        self._parts += 1
+
+    def leave(self) -> None:
+        """Add the return of a module within the run."""
+        self._add(LEFT, False, _sequence((LEFT, (), None, None)))
+        self._path.pop()
+
+    def attend(
+        self, observed: ObservedAttention | None, eager: EagerAttention | None, heads: int | None, guess: str | None
+    ) -> None:
+        """Add an attention that the call under way completes; raises `CannotPlan`."""
+        if observed is None or observed.bias is not None or observed.normalize is not None or observed.changed:
+            raise CannotPlan
+        mask = observed.mask
+        if observed.statistic is not None or (mask is not None and any(True for _ in mask.tensors())):
+            raise CannotPlan
+        if eager is not None and not _is_plain(eager, observed):
+            raise CannotPlan
+        q, k, v = map(self._view, observed[:3])
+        found = None if eager is None else self._view(eager.found)
+        empty = torch.empty(0)
+        terms = observed._replace(q=empty, k=empty, v=empty)
+        self._attentions.append(PlannedAttention(self._path[-1], heads, terms, q, k, v, found, guess))
+
+    def end(self) -> None:
+        """Remember the plan of the run, which has ended; raises `CannotPlan`."""
+        if not self._attentions:
+            raise CannotPlan
+        made = []
+        for n in self._made:
+            if (x := self._refs[n]()) is None:
+                continue
+            origin = self._origins.get(x)
+            if origin is None or not _is_whole(origin) or _whole(x) != self._wholes[n]:
+                raise CannotPlan
+            made.append((n, x.shape, origin))
+        checks = self._plain, self._known, self._parameters, self._given
+        leaves = tuple(self._attentions), tuple(made)
+        plan = Plan(tuple(self._functions), tuple(self._nested), tuple(self._types), *checks, *leaves)
+        self.runs.plans.insert(0, plan)
+        del self.runs.plans[MAX_PLANS:]
+        PLANNED_FUNCTIONS.update(self._functions)
+
+    def _add(self, func: Any, nested: bool, sequence: Iterable[Any], results: Sequence[int] = ()) -> None:
+        self._functions.append(func)
+        self._nested.append(nested)
+        for x in sequence:
+            at, kind = len(self._types), type(x)
+            self._types.append(kind)
+            if (before := self._numbers.get(id(x))) is not None:
+                _expect(self._known, at, before)
+            elif kind in (Tensor, Parameter):
+                self._number(x, at)
+                if id(x) in results:
+                    self._made.append(at)
+                    self._bytes += x.nbytes
+                elif kind is Parameter:
+                    _expect(self._parameters, at, x.shape)
+                else:
+                    _expect(self._given, at, about := _about(x, self._origins))
+                    if about[-1] is not None and not _is_whole(about[-1]):
+                        raise CannotPlan
+            elif kind in _PLAIN or x is func or func is ENTERED:
+                _expect(self._plain, at, x)
+            elif kind not in (tuple, list):
+                raise CannotPlan
+
+    def _number(self, x: Tensor, at: int) -> None:
+        key = id(x)
+
+        def forget(_: object) -> None:
+            if self._numbers.get(key) == at:
+                del self._numbers[key]
+
+        self._refs[at], self._wholes[at] = ref(x, forget), _whole(x)
+        self._numbers[key] = self._memories[x.untyped_storage().data_ptr()] = at
+
+    def _view(self, x: Tensor) -> KeptView:
+        n = self._memories.get(x.untyped_storage().data_ptr())
+        if n is None or self._wholes[n][-1] != version_of(x):
+            raise CannotPlan
+        return KeptView(n, self._wholes[n], tuple(x.shape), x.stride(), x.storage_offset())
+
+
+def _expect(expected: Expected, at: int, what: Any) -> None:
+    expected[0].append(at)
+    expected[1].append(what)
+
+
+def _is_whole(origin: Origin) -> bool:
+    """Whether an origin says the same in another run: it is no piece of one tensor, and no function of parameters."""
+    return origin.piece is None and not origin.is_learned
+
+
+def _is_plain(eager: EagerAttention, observed: ObservedAttention) -> bool:
+    """Whether an attention that a model wrote out is a softmax of scaled products, with as many heads in q as in k."""
+    scores, q, k = eager.scores, observed.q, observed.k
+    is_product = scores is not None and not (scores.added or scores.hidden or scores.zeroed is not None)
+    is_softmax = not eager.softmaxed.changes and eager.projection is None and observed.mask is None
+    is_float = q.dtype == k.dtype == eager.found.dtype == torch.float32
+    return is_product and is_softmax and is_float and q.shape[1] == k.shape[1] and not eager.context
+
+
+class KnownRuns:
+    """The plans for the runs of one kind: of a module class, with an input of one shape."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []  # the latest first
+        self.misses = 0
+        self.refused = False  # runs of this kind are neither planned nor logged
+
+    def miss(self) -> None:
+        """Count a run that neither fitted a plan nor gave one; the first of all decides for a kind without plans."""
+        self.misses += 1
+        self.refused = not self.plans or self.misses >= MAX_MISSES
+
+
+def known_runs(kind: type, *about: Any) -> KnownRuns:
+    """Return what is known of the runs of a module class, with an input of this shape and state."""
+    known = _KNOWN.get(kind)
+    if known is None:
+        known = _KNOWN[kind] = {}
+    if (runs := known.get(about)) is None:
+        if len(known) >= MAX_KINDS:
+            known.clear()
+        runs = known[about] = KnownRuns()
+    return runs
+
+
+_KNOWN: WeakKeyDictionary[type, dict[tuple[Any, ...], KnownRuns]] = WeakKeyDictionary()
+PLANNED_FUNCTIONS: set[Any] = set()  # the functions that runs with a plan call; none of them writes in place
+
+
+class Log:
+    """The functions of a run under way, of a kind that has plans."""
+
+    def __init__(self, runs: KnownRuns, parts: Sequence[nn.Module]) -> None:
+        self.runs, self.depth = runs, len(parts)
+        self.ops: list[Op] = []
+        self.entered: list[tuple[nn.Module, ...]] = [tuple(parts[-2:])]  # modules of the run, each with that around it
+
+    def enter(self, parts: Sequence[nn.Module], about: Any) -> None:
+        """Add the call of a module within the run, the last of `parts`."""
+        self.entered.append(tuple(parts[-2:]))
+        self.ops.append((ENTERED, about, None, None))
+
+    def leave(self) -> None:
+        """Add the return of a module within the run."""
+        self.ops.append((LEFT, (), None, None))
+
+    def planned(
+        self, origins: DimOrigins, heads_of: Callable[[Sequence[nn.Module]], int | None]
+    ) -> list[tuple[nn.Module, str | None, ObservedAttention]] | None:
+        """Return each attention of the run, with its layer and guess, and note what it made; None if no plan fits."""
+        for plan in self.runs.plans:
+            if (found := plan.sequence_of(self.ops, origins)) is not None:
+                break
+        else:
+            return None
+        if any(found[n].shape != shape for n, shape, _ in plan.made):
+            return None
+        read = []
+        for attention in plan.attentions:
+            parts = self.entered[attention.part]
+            if heads_of(parts) != attention.heads or (observed := attention.read(found)) is None:
+                return None
+            read.append((parts[-1], attention.guess, observed))
+        for n, _, origin in plan.made:
+            origins.add(found[n], origin)
+        self.runs.misses = 0
+        return read
