@@ -10,6 +10,8 @@ How it flows
     Every entrance calls `AttentionMode.observe` with the layer, a function that reads the `KernelCall`, and the output.
     The consumer (a `Recorder` for `capture`, or one that changes heads for `ablate`) receives an `InterceptedAttention`
     and returns the output that the model goes on with. While it works, no mode intercepts anything in this thread.
+    A capture follows the first run of a layer function by function; later runs are recorded by its plan
+    (`layer_plans.py`), or followed in the same way if they do anything else.
 
 Lifetimes
     The hooks exist while `intercept` is open. The mode itself costs a few microseconds for every function of PyTorch,
@@ -281,7 +283,11 @@ class AttentionMode(TorchFunctionMode):
         """Hand over a call that a plan may foresee."""
         out = self._hand_over(attention)
         if self.here.lesson is not None:
-            self._learn(lambda lesson: lesson.attend(attention.observed, eager, self._heads_of(self.here.parts), attention.guess))
+            self._learn(
+                lambda lesson: lesson.attend(
+                    attention.observed, eager, self._heads_of(self.here.parts), attention.guess
+                )
+            )
         return out
 
     def observe_kernel(self, run: KernelRun, out: Tensor) -> Tensor:
@@ -335,17 +341,14 @@ class AttentionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        here = self.here
+        if (log := here.log) is not None and func in PLANNED_FUNCTIONS:
+            out = func(*args, **kwargs)
+            if not _PAUSED.count:
+                log.ops.append((func, args, kwargs, out))
+            return out
         if func in WITHOUT_TENSORS:
             return func(*args, **kwargs)
-        here = self.here
-        if (log := here.log) is not None:
-            if here.silent or _PAUSED.count or not self._on:
-                return func(*args, **kwargs)
-            if func in PLANNED_FUNCTIONS:
-                out = func(*args, **kwargs)
-                log.ops.append((func, args, kwargs, out))
-                return out
-            self._analyze_log()
         parts = here.parts
         if parts and type(parts[-1]) in CONTAINERS and func not in ATTENTIONS and here.awaiting is None:
             return func(*args, **kwargs)
@@ -355,6 +358,8 @@ class AttentionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if here.silent or _PAUSED.count or not self._on:
             return func(*args, **kwargs)
+        if log is not None:
+            self._analyze_log()
         if self.is_observer and is_recomputing():  # the same kernel saves the same tensors for backward
             return sdpa_with_lse(*args, **kwargs)[0] if func is SDPA else func(*args, **kwargs)
         if func in ATTENTIONS:
@@ -476,18 +481,17 @@ class AttentionMode(TorchFunctionMode):
         """Record the attentions of a logged run by its plan; if none fits, analyze it."""
         here, recorder = self.here, self.recorder
         assert recorder is not None
-        with _pause_interception(), torch.no_grad():
+        with torch.no_grad():
             planned = log.planned(here.tracker.origins, self._heads_of)
-            if planned is not None:
-                here.log = None
-                for part, guess, observed in planned:
-                    if recorder.is_wanted(layer := layer_of(self.names[id(part)], part)):
-                        if guess is not None:
-                            recorder.guessed.setdefault(layer, guess)
-                        recorder.record(layer, observed)
-                return
-        self._analyze_log()
-        self._end_lesson()
+            for part, guess, observed in planned or ():
+                if recorder.is_wanted(layer := layer_of(self.names[id(part)], part)):
+                    if guess is not None:
+                        recorder.guessed.setdefault(layer, guess)
+                    recorder.record(layer, observed)
+        if planned is None:
+            self._analyze_log()
+            self._end_lesson()
+        here.log = None
 
     def _end_lesson(self) -> None:
         """Make a plan of the run that ends, unless its analysis left something open."""
@@ -817,6 +821,8 @@ class AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         """Hand over a call of `F.scaled_dot_product_attention`."""
         layout, to_heads, guess = HEADS_SECOND, None, None
+        if attn_mask is not None:  # another call may hide other keys
+            self._give_up_lesson()
         if not isinstance(out, Tensor):
             out = out if query.ndim == key.ndim == value.ndim == 4 else out()
         try:
@@ -837,9 +843,7 @@ class AttentionMode(TorchFunctionMode):
                 mask = mask if mask is None or mask.ndim < 3 else to_heads(mask)
             return sdpa_kernel_call(q, k, v, mask, dropout_p, is_causal, scale, statistic=lse)
 
-        return self._hand_over_planned(
-            InterceptedAttention(self, self._layer, read_call, out, layout, guess=guess)
-        )
+        return self._hand_over_planned(InterceptedAttention(self, self._layer, read_call, out, layout, guess=guess))
 
     def _layout_of_kernel(self, query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> HeadChoice | None:
         """Return the layout of a call of `F.scaled_dot_product_attention`; None for b h i d.
@@ -967,6 +971,9 @@ CONTAINERS: frozenset[type] = frozenset(
 SCRIPTED = frozenset(torch_internals.SCRIPTED_MODULES)
 LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # without submodules
 
+# Leaves of which nothing that follows attention needs to know to which part of a layer they belong.
+PLAIN_LEAVES = LEAVES | {nn.GELU, nn.ReLU, nn.SiLU, nn.Identity, nn.Tanh, nn.Sigmoid}
+
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
     """Return the modules in which something may attend, the model itself first, and their names by id.
@@ -981,6 +988,8 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
         for name, part in module._modules.items():
             kind: type = type(part)
             if part is None or kind in LEAVES or (_is_from_torch(kind) and not part._modules):
+                continue
+            if kind is nn.Sequential and all(type(each) in PLAIN_LEAVES for each in part._modules.values()):
                 continue
             if id(part) not in names:
                 names[id(part)] = prefix + name

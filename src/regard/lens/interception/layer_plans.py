@@ -20,7 +20,6 @@ Lifetimes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -30,11 +29,10 @@ from torch.nn.parameter import Parameter
 
 from ..eager.dim_origins import DimOrigins, Origin
 from ..eager.op_rules import is_in_place
-from ..eager.tracker import TOLERANCE, EagerAttention, compared_rows
+from ..eager.tracker import ROWS, TOLERANCE, EagerAttention
 from ..recording.observed import ObservedAttention
 from ..recording.store import version_of
 
-ROWS_AT_ONCE = 16  # matrices with at most that many rows are compared whole
 MAX_FUNCTIONS = 128  # runs that call more are not planned, but the modules within them may be
 MAX_BYTES = 2**25  # of the tensors that a planned run makes
 MAX_MISSES = 8  # runs in a row that neither fitted a plan nor gave one, before their kind is logged no more
@@ -45,7 +43,13 @@ ENTERED, LEFT = object(), object()  # in place of a function: a module within th
 Op = tuple[Any, Any, Any, Any]  # function, its arguments by position and by name, its result
 
 _PLAIN = frozenset(
-    (*(int, float, bool, str, type(None), type(Ellipsis), slice), torch.dtype, torch.Size, torch.device, torch.memory_format)
+    (
+        *(int, float, bool, str, type(None), type(Ellipsis), slice),
+        torch.dtype,
+        torch.Size,
+        torch.device,
+        torch.memory_format,
+    )
 )
 
 
@@ -67,6 +71,25 @@ class KeptView(NamedTuple):
         x = run[self.at]
         return None if _whole(x) != self.whole else x.as_strided(self.size, self.stride, self.offset)
 
+    def rows(self, step: int) -> KeptView:
+        """Return each row of matrices `b h i d` that is a multiple of `step` before the last one, at most ROWS."""
+        b, h, i, d = self.size
+        rows = min(ROWS, (i - 1) // step + 1)
+        first = i - 1 - step * (rows - 1)
+        stride = (*self.stride[:2], self.stride[2] * step, self.stride[3])
+        return self._replace(size=(b, h, rows, d), stride=stride, offset=self.offset + self.stride[2] * first)
+
+    @property
+    def transposed(self) -> KeptView:
+        """The view with its last two dims swapped."""
+        (*lead, i, d), (*strides, over_i, over_d) = self.size, self.stride
+        return self._replace(size=(*lead, d, i), stride=(*strides, over_d, over_i))
+
+    @property
+    def without_batch(self) -> KeptView:
+        """The view of the first matrices of the batch."""
+        return self._replace(size=self.size[1:], stride=self.stride[1:])
+
 
 def _whole(x: Tensor) -> tuple[Any, ...]:
     return x.shape, x.stride(), x.storage_offset(), x.dtype, version_of(x)
@@ -80,34 +103,44 @@ class PlannedAttention(NamedTuple):
     terms: ObservedAttention  # without tensors
     q: KeptView
     k: KeptView
-    v: KeptView
-    found: KeptView | None  # the weights of the model; None if the kernel is known
+    written_out: WrittenOut | None  # None if the kernel is known
     guess: str | None
 
     def read(self, run: Sequence[Any]) -> ObservedAttention | None:
-        """Return the attention of another run; None if its weights are not those of the model."""
-        q, k, v = self.q.of(run), self.k.of(run), self.v.of(run)
-        if q is None or k is None or v is None:
+        """Return the attention of another run, without values; None if its weights are not those of the model."""
+        q, k = self.q.of(run), self.k.of(run)
+        if q is None or k is None or not (self.written_out is None or self.written_out.is_proved(run)):
             return None
-        observed = self.terms._replace(q=q, k=k, v=v)
-        if self.found is None:
-            return observed
-        found = self.found.of(run)
-        return observed if found is not None and has_weights(observed, found) else None
+        return self.terms._replace(q=q, k=k)
 
 
-def has_weights(observed: ObservedAttention, found: Tensor) -> bool:
-    """Whether rows of the softmax of q @ k.mT are those that a model computed, `b h i j`.
+class WrittenOut(NamedTuple):
+    """Rows of weights that a model computed by itself, the queries of these rows, and all keys."""
 
-    The largest weight of a row is at least 1 / j, so an error that is small beside that is small in each row.
-    """
-    q, k, score = observed.q, observed.k, observed.score
-    if q.shape[2] > ROWS_AT_ONCE:
-        rows = compared_rows(q.shape[2], q.device)
-        q, found = q.index_select(2, rows), found.index_select(2, rows)
-    scale = q.shape[-1] ** -0.5 if score is None or score.scale is None else score.scale
-    A = torch.softmax(q @ k.mT * scale, -1)
-    return A.shape == found.shape and torch.dist(A, found, inf).item() * k.shape[2] <= TOLERANCE
+    q: KeptView  # b h rows d
+    kT: KeptView  # b h d j
+    found: KeptView  # b h rows j
+    scale: float
+
+    @classmethod
+    def of(cls, q: KeptView, k: KeptView, found: KeptView, scale: float) -> WrittenOut:
+        """Return at most ROWS rows of each matrix, the last among them."""
+        step = max(1, (q.size[2] - 1) // (ROWS - 1))
+        q, kT, found = q.rows(step), k.transposed, found.rows(step)
+        if q.size[0] == 1:  # products of three dims take PyTorch fewer steps
+            q, kT, found = q.without_batch, kT.without_batch, found.without_batch
+        return cls(q, kT, found, scale)
+
+    def is_proved(self, run: Sequence[Any]) -> bool:
+        """Whether the rows are the softmax of q @ k.mT.
+
+        The largest weight of a row is at least 1 / j, so an error that is small beside that is small in each row.
+        """
+        q, kT, found = self.q.of(run), self.kT.of(run), self.found.of(run)
+        if q is None or kT is None or found is None:
+            return False
+        A = torch.softmax((q @ kT).mul_(self.scale), -1)
+        return torch.dist(A, found).item() * A.shape[-1] <= TOLERANCE
 
 
 class Plan(NamedTuple):
@@ -128,7 +161,7 @@ class Plan(NamedTuple):
 
     def sequence_of(self, ops: Sequence[Op], origins: DimOrigins) -> list[Any] | None:
         """Return the functions, arguments and results of another run; None if it did anything else."""
-        if len(ops) != len(self.functions) or any(op[0] is not func for op, func in zip(ops, self.functions, strict=True)):
+        if tuple(op[0] for op in ops) != self.functions:
             return None
         found: list[Any] = []
         for op, nested in zip(ops, self.nested, strict=True):
@@ -138,14 +171,14 @@ class Plan(NamedTuple):
         at, values = self.plain
         if [found[n] for n in at] != values:
             return None
-        at, before = self.known
-        if any(found[n] is not found[m] for n, m in zip(at, before, strict=True)):
+        at, values = self.given
+        if [_about(found[n], origins) for n in at] != values:
+            return None
+        (at, before), ids = self.known, list(map(id, found))
+        if [ids[n] for n in at] != [ids[n] for n in before]:
             return None
         at, values = self.parameters
-        if [found[n].shape for n in at] != values:
-            return None
-        at, values = self.given
-        return None if [_about(found[n], origins) for n in at] != values else found
+        return None if [found[n].shape for n in at] != values else found
 
 
 Expected = tuple[list[int], list[Any]]  # places, and what stands there
@@ -190,8 +223,8 @@ class Lesson:
         self._refs: dict[int, ref[Tensor]] = {}  # tensors by place; the analysis has to see when they die
         self._numbers: dict[int, int] = {}  # id of a live tensor -> its first place
         self._wholes: dict[int, tuple[Any, ...]] = {}
-        self._memories: dict[int, int] = {}  # memory -> number of the latest tensor in it
-        self._made: list[int] = []  # numbers of results
+        self._memories: dict[int, list[int]] = {}  # memory -> places of the live tensors in it
+        self._made: list[int] = []  # places of results
         self._parts, self._path = 1, [0]
         self._bytes = 0
         self._attentions: list[PlannedAttention] = []
@@ -201,8 +234,8 @@ class Lesson:
         func, args, kwargs, out = op
         if is_in_place(getattr(func, "__name__", "")) or kwargs.get("inplace") or "out" in kwargs:
             raise CannotPlan
-        if any(isinstance(x, Tensor) and x.numel() == 1 for x in args):  # its value may be a scale
-            raise CannotPlan
+        if any(isinstance(x, Tensor) and x.numel() == 1 for x in _nested_sequence((func, args, kwargs, None))):
+            raise CannotPlan  # its value may be a scale
         nested = any(type(x) in (tuple, list) for x in _sequence(op))
         results = [id(x) for x in (out if type(out) in (tuple, list) else (out,))]
         self._add(func, nested, _nested_sequence(op) if nested else _sequence(op), results)
@@ -231,29 +264,29 @@ class Lesson:
             raise CannotPlan
         if eager is not None and not _is_plain(eager, observed):
             raise CannotPlan
-        q, k, v = map(self._view, observed[:3])
-        found = None if eager is None else self._view(eager.found)
-        empty = torch.empty(0)
+        q, k, empty = self._view(observed.q), self._view(observed.k), torch.empty(0)
+        written_out = None
+        if eager is not None and eager.scores is not None:
+            written_out = WrittenOut.of(q, k, self._view(eager.found), eager.scores.scale)
         terms = observed._replace(q=empty, k=empty, v=empty)
-        self._attentions.append(PlannedAttention(self._path[-1], heads, terms, q, k, v, found, guess))
+        self._attentions.append(PlannedAttention(self._path[-1], heads, terms, q, k, written_out, guess))
 
     def end(self) -> None:
         """Remember the plan of the run, which has ended; raises `CannotPlan`."""
         if not self._attentions:
             raise CannotPlan
         made = []
-        for n in self._made:
-            if (x := self._refs[n]()) is None:
+        for at in self._made:
+            if (x := self._refs[at]()) is None:
                 continue
             origin = self._origins.get(x)
-            if origin is None or not _is_whole(origin) or _whole(x) != self._wholes[n]:
+            if origin is None or not _is_whole(origin) or _whole(x) != self._wholes[at]:
                 raise CannotPlan
-            made.append((n, x.shape, origin))
+            made.append((at, x.shape, origin))
         checks = self._plain, self._known, self._parameters, self._given
         leaves = tuple(self._attentions), tuple(made)
         plan = Plan(tuple(self._functions), tuple(self._nested), tuple(self._types), *checks, *leaves)
-        self.runs.plans.insert(0, plan)
-        del self.runs.plans[MAX_PLANS:]
+        self.runs.put_first(plan)
         PLANNED_FUNCTIONS.update(self._functions)
 
     def _add(self, func: Any, nested: bool, sequence: Iterable[Any], results: Sequence[int] = ()) -> None:
@@ -281,20 +314,23 @@ class Lesson:
                 raise CannotPlan
 
     def _number(self, x: Tensor, at: int) -> None:
-        key = id(x)
+        key, memory = id(x), x.untyped_storage().data_ptr()
 
         def forget(_: object) -> None:
             if self._numbers.get(key) == at:
                 del self._numbers[key]
+            self._memories[memory].remove(at)
 
         self._refs[at], self._wholes[at] = ref(x, forget), _whole(x)
-        self._numbers[key] = self._memories[x.untyped_storage().data_ptr()] = at
+        self._numbers[key] = at
+        self._memories.setdefault(memory, []).append(at)
 
     def _view(self, x: Tensor) -> KeptView:
-        n = self._memories.get(x.untyped_storage().data_ptr())
-        if n is None or self._wholes[n][-1] != version_of(x):
+        places = self._memories.get(x.untyped_storage().data_ptr())
+        if not places or not x.numel() or self._wholes[places[-1]][-1] != version_of(x):
             raise CannotPlan
-        return KeptView(n, self._wholes[n], tuple(x.shape), x.stride(), x.storage_offset())
+        at = places[-1]
+        return KeptView(at, self._wholes[at], tuple(x.shape), x.stride(), int(x.storage_offset()))
 
 
 def _expect(expected: Expected, at: int, what: Any) -> None:
@@ -320,9 +356,14 @@ class KnownRuns:
     """The plans for the runs of one kind: of a module class, with an input of one shape."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []  # the latest first
+        self.plans: tuple[Plan, ...] = ()  # the latest first: layers of the same plan mostly follow each other
         self.misses = 0
         self.refused = False  # runs of this kind are neither planned nor logged
+
+    def put_first(self, plan: Plan) -> None:
+        """Move a plan to the front, or add it."""
+        if not self.plans or self.plans[0] is not plan:
+            self.plans = (plan, *(other for other in self.plans if other is not plan))[:MAX_PLANS]
 
     def miss(self) -> None:
         """Count a run that neither fitted a plan nor gave one; the first of all decides for a kind without plans."""
@@ -372,6 +413,7 @@ class Log:
                 break
         else:
             return None
+        self.runs.put_first(plan)
         if any(found[n].shape != shape for n, shape, _ in plan.made):
             return None
         read = []

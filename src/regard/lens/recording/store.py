@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from itertools import count
 from operator import is_
 from pathlib import Path
@@ -65,7 +66,7 @@ class Store:
             return TensorInMemory(x, version)  # the values of the call are overwritten: `get` raises
         if self.in_place and owns_unmodified_memory(x):
             return TensorInMemory(x.detach() if x.requires_grad else x, 0)
-        with torch.inference_mode(False):
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             return TensorInMemory(x.detach().to(self.device or x.device, copy=True))
 
     def drop(self, kept: KeptTensor) -> None:
