@@ -143,6 +143,7 @@ class _Paused(threading.local):
 
 
 _OPENED = _Opened()
+_CHANGING: list[AttentionMode] = []  # modes whose consumers may change outputs, which no plan foresees
 _PAUSED = _Paused()
 
 
@@ -221,6 +222,8 @@ class AttentionMode(TorchFunctionMode):
         opened = _OPENED.modes
         if self.is_observer:
             opened.append(self)
+        else:
+            _CHANGING.append(self)
         try:
             for module in self.parts if kinds else ():
                 kind: type = type(module)
@@ -233,6 +236,8 @@ class AttentionMode(TorchFunctionMode):
             self._on = False
             if self.is_observer:
                 opened.remove(self)
+            else:
+                _CHANGING.remove(self)
             for hook in hooks:
                 hook.remove()
             self._withdraw()
@@ -433,7 +438,7 @@ class AttentionMode(TorchFunctionMode):
         if shape is None or (runs := known_runs(type(module), torch.is_grad_enabled(), *here.inputs)).refused:
             return
         is_new = here.tracker.is_idle and here.awaiting is None and not (self.edges is not None and self.edges.held)
-        if not is_new or here.silent or _PAUSED.count or is_recomputing():
+        if not is_new or here.silent or _PAUSED.count or _CHANGING or is_recomputing():
             return
         if functorch_transform() is not None or torch_internals.is_any_autocast_enabled():
             return
