@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from regard.lens import CaptureWarning, capture
 from regard.lens.interception import layer_plans
-from regard.lens.interception.layer_plans import Log
+from regard.lens.interception.layer_plans import RunLog
 
 D, H, N = 16, 2, 9
 
@@ -45,14 +45,14 @@ class Layer(nn.Module):
 def planned(monkeypatch):
     """For each logged run whether a plan was applied; no plans from other tests."""
     applied = []
-    original = Log.planned
+    original = RunLog.find_attentions
 
     def counted(self, *args):
         result = original(self, *args)
         applied.append(result is not None)
         return result
 
-    monkeypatch.setattr(Log, "planned", counted)
+    monkeypatch.setattr(RunLog, "find_attentions", counted)
     monkeypatch.setattr(layer_plans, "_KNOWN", type(layer_plans._KNOWN)())
     return applied
 

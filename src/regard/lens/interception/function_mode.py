@@ -78,7 +78,7 @@ from .intercepted import (
     replacement_of,
 )
 from .kernel_call import KernelCall, NotUnderstood, OutputProof
-from .layer_plans import ENTERED, LEFT, PLANNED_FUNCTIONS, CannotPlan, KnownRuns, Lesson, Log, known_runs
+from .layer_plans import ENTERED, LEFT, PLANNED_FUNCTIONS, CannotPlan, KnownRuns, Lesson, RunLog, known_runs
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
 from .output_check import reproduces_output
@@ -111,8 +111,8 @@ class _ThreadState(threading.local):
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
         self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
         self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
-        self.log: Log | None = None  # of a module under way whose runs have plans
-        self.lesson: Lesson | None = None  # of a module under way whose runs have none yet
+        self.log: RunLog | None = None  # the calls of a module whose runs have plans
+        self.lesson: Lesson | None = None  # the calls of a module whose runs have no plan yet
 
 
 class _Buffers:
@@ -443,7 +443,7 @@ class AttentionMode(TorchFunctionMode):
         if functorch_transform() is not None or torch_internals.is_any_autocast_enabled():
             return
         if runs.plans:
-            here.log = Log(runs, here.parts)
+            here.log = RunLog(runs, here.parts)
         else:
             self._begin_lesson(runs, len(here.parts))
 
@@ -482,12 +482,12 @@ class AttentionMode(TorchFunctionMode):
         lost = sum(not all(each) for each in self.softmaxes.values())
         return len(self.recorder.unseen), len(self.unclear), len(self.left_out), lost
 
-    def _apply_plan(self, log: Log) -> None:
+    def _apply_plan(self, log: RunLog) -> None:
         """Record the attentions of a logged run by its plan; if none fits, analyze it."""
         here, recorder = self.here, self.recorder
         assert recorder is not None
         with torch.no_grad():
-            planned = log.planned(here.tracker.origins, self._heads_of)
+            planned = log.find_attentions(here.tracker.origins, self._heads_of)
             for part, guess, observed in planned or ():
                 if recorder.is_wanted(layer := layer_of(self.names[id(part)], part)):
                     if guess is not None:
@@ -976,7 +976,7 @@ CONTAINERS: frozenset[type] = frozenset(
 SCRIPTED = frozenset(torch_internals.SCRIPTED_MODULES)
 LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # without submodules
 
-# Leaves of which nothing that follows attention needs to know to which part of a layer they belong.
+# Leaves that no attention consists of: they have no softmax.
 PLAIN_LEAVES = LEAVES | {nn.GELU, nn.ReLU, nn.SiLU, nn.Identity, nn.Tanh, nn.Sigmoid}
 
 

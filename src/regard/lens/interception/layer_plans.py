@@ -4,7 +4,7 @@ What
     To follow a small layer function by function takes longer than to run it, and the layers of a model are alike. A
     `Lesson` writes down a run while it is analyzed: each function, its numbers, and which tensors it takes. If the run
     left nothing open, a `Plan` says which tensors are the queries, keys, values and weights of its attentions. The
-    functions of a later run are held in a `Log` until the module returns. If they are the same, on the same tensors,
+    functions of a later run are held in a `RunLog` until the module returns. If they are the same, on the same tensors,
     the plan is applied.
 
 Proof
@@ -34,9 +34,9 @@ from ..recording.observed import ObservedAttention
 from ..recording.store import version_of
 
 MAX_FUNCTIONS = 128  # runs that call more are not planned, but the modules within them may be
-MAX_BYTES = 2**25  # of the tensors that a planned run makes
+MAX_BYTES = 2**25  # bytes of the tensors that a planned run makes
 MAX_MISSES = 8  # runs in a row that neither fitted a plan nor gave one, before their kind is logged no more
-MAX_PLANS = 8  # of one kind of run
+MAX_PLANS = 8  # plans for one kind of run
 MAX_KINDS = 64  # shapes of inputs that are remembered for a module class
 ENTERED, LEFT = object(), object()  # in place of a function: a module within the run begins or returns
 
@@ -80,7 +80,7 @@ class KeptView(NamedTuple):
         return self._replace(size=(b, h, rows, d), stride=stride, offset=self.offset + self.stride[2] * first)
 
     @property
-    def transposed(self) -> KeptView:
+    def mT(self) -> KeptView:
         """The view with its last two dims swapped."""
         (*lead, i, d), (*strides, over_i, over_d) = self.size, self.stride
         return self._replace(size=(*lead, d, i), stride=(*strides, over_d, over_i))
@@ -96,7 +96,7 @@ def _whole(x: Tensor) -> tuple[Any, ...]:
 
 
 class PlannedAttention(NamedTuple):
-    """Where a run holds one of its attentions."""
+    """The places of one attention in a run."""
 
     part: int  # number of the module that attends, among those that the run enters
     heads: int | None  # number of heads, from the attributes of the layer
@@ -126,7 +126,7 @@ class WrittenOut(NamedTuple):
     def of(cls, q: KeptView, k: KeptView, found: KeptView, scale: float) -> WrittenOut:
         """Return at most ROWS rows of each matrix, the last among them."""
         step = max(1, (q.size[2] - 1) // (ROWS - 1))
-        q, kT, found = q.rows(step), k.transposed, found.rows(step)
+        q, kT, found = q.rows(step), k.mT, found.rows(step)
         if q.size[0] == 1:  # products of three dims take PyTorch fewer steps
             q, kT, found = q.without_batch, kT.without_batch, found.without_batch
         return cls(q, kT, found, scale)
@@ -155,7 +155,7 @@ class Plan(NamedTuple):
     plain: Expected  # values that are no tensors
     known: Expected  # at which places a tensor stands that stood before, and at which place
     parameters: Expected  # shapes of parameters
-    given: Expected  # tensors that were made before the run, and what is known of them
+    given: Expected  # tensors from before the run, and the facts about them
     attentions: tuple[PlannedAttention, ...]
     made: tuple[tuple[int, torch.Size, Origin], ...]  # tensors that outlive the run, and their origins
 
@@ -192,18 +192,18 @@ def _sequence(op: Op) -> Sequence[Any]:
 def _nested_sequence(op: Op) -> Iterator[Any]:
     """Yield what stands in a call, each sequence followed by what stands in it."""
     for x in _sequence(op):
-        yield from _unfolded(x)
+        yield from _unfold(x)
 
 
-def _unfolded(x: Any) -> Iterator[Any]:
+def _unfold(x: Any) -> Iterator[Any]:
     yield x
     if type(x) in (tuple, list):
         for each in x:
-            yield from _unfolded(each)
+            yield from _unfold(each)
 
 
 def _about(x: Tensor, origins: DimOrigins) -> tuple[Any, ...]:
-    """Return what is known of a tensor that was made before the run."""
+    """Return the facts about a tensor from before the run: its form, and the origin of its dims."""
     return x.shape, x.dtype, x.device, origins.get(x)
 
 
@@ -344,7 +344,7 @@ def _is_whole(origin: Origin) -> bool:
 
 
 def _is_plain(eager: EagerAttention, observed: ObservedAttention) -> bool:
-    """Whether an attention that a model wrote out is a softmax of scaled products, with as many heads in q as in k."""
+    """Whether an attention that a model wrote out is a softmax of scaled products, with equal numbers of heads in q and k."""
     scores, q, k = eager.scores, observed.q, observed.k
     is_product = scores is not None and not (scores.added or scores.hidden or scores.zeroed is not None)
     is_softmax = not eager.softmaxed.changes and eager.projection is None and observed.mask is None
@@ -372,7 +372,7 @@ class KnownRuns:
 
 
 def known_runs(kind: type, *about: Any) -> KnownRuns:
-    """Return what is known of the runs of a module class, with an input of this shape and state."""
+    """Return the plans for runs of a module class with an input of this shape and state."""
     known = _KNOWN.get(kind)
     if known is None:
         known = _KNOWN[kind] = {}
@@ -387,7 +387,7 @@ _KNOWN: WeakKeyDictionary[type, dict[tuple[Any, ...], KnownRuns]] = WeakKeyDicti
 PLANNED_FUNCTIONS: set[Any] = set()  # the functions that runs with a plan call; none of them writes in place
 
 
-class Log:
+class RunLog:
     """The functions of a run under way, of a kind that has plans."""
 
     def __init__(self, runs: KnownRuns, parts: Sequence[nn.Module]) -> None:
@@ -404,7 +404,7 @@ class Log:
         """Add the return of a module within the run."""
         self.ops.append((LEFT, (), None, None))
 
-    def planned(
+    def find_attentions(
         self, origins: DimOrigins, heads_of: Callable[[Sequence[nn.Module]], int | None]
     ) -> list[tuple[nn.Module, str | None, ObservedAttention]] | None:
         """Return each attention of the run, with its layer and guess, and note what it made; None if no plan fits."""
