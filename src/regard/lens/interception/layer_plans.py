@@ -344,7 +344,7 @@ def _is_whole(origin: Origin) -> bool:
 
 
 def _is_plain(eager: EagerAttention, observed: ObservedAttention) -> bool:
-    """Whether an attention that a model wrote out is a softmax of scaled products, with equal numbers of heads in q and k."""
+    """Whether an attention that a model wrote out is a softmax of scaled products, with equal heads in q and k."""
     scores, q, k = eager.scores, observed.q, observed.k
     is_product = scores is not None and not (scores.added or scores.hidden or scores.zeroed is not None)
     is_softmax = not eager.softmaxed.changes and eager.projection is None and observed.mask is None
