@@ -173,11 +173,11 @@ def test_generation_on_disk_leaves_one_file_per_tensor(tmp_path):
 
 
 def test_a_tensor_beyond_the_budget_raises_before_it_is_kept():
-    model, x = nn.Sequential(*(Layer() for _ in range(4))), tokens(64)
-    one = 2 * B * 64 * D * 4 + B * H * 64 * 4  # queries, keys and a number for each row
+    model, x = nn.Sequential(*(Layer() for _ in range(4))), tokens(130)
+    one = 2 * B * 130 * D * 4 + B * H * 130 * 4  # queries, keys and a number for each row
     with torch.no_grad(), capture(model, budget=f"{4 * one}B"):
         model(x)
-    message = r"^3: statistic of shape \(2, 4, 64\) .* more than budget='.*keep=\['entropy'"
+    message = r"^3: statistic of shape \(2, 4, 130\) .* more than budget='.*keep=\['entropy'"
     with torch.no_grad(), pytest.raises(MemoryError, match=message), capture(model, budget=f"{4 * one - 1}B"):
         model(x)
 
