@@ -123,6 +123,39 @@ def test_a_layer_that_behaves_differently_the_second_time_is_not_believed(planne
     assert tape.layers == ["0", "2"]
 
 
+class Rectified(nn.Module):
+    """It rectifies its queries after it attended; once asked, in place."""
+
+    asked = ""
+
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(16, 16)
+
+    def heads(self, x):
+        return self.q(x).view(*x.shape[:2], 4, 4).transpose(1, 2)
+
+    def forward(self, x):
+        q = self.heads(x)
+        out = F.scaled_dot_product_attention(q, q, q)
+        rectified = F.relu(q, True) if self.asked == "by place" else F.relu(q, inplace=self.asked == "by name")
+        return (rectified + out).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("how", ["by place", "by name"])
+def test_queries_that_a_later_run_writes_to_are_read_before(planned, how):
+    model, x = nn.Sequential(*(Rectified() for _ in range(3))).eval(), inputs()
+    with torch.no_grad():
+        for _ in range(2):
+            with capture(model):
+                model(x)
+        model[1].asked = how
+        with capture(model, to="cpu") as tape:
+            model(x)
+        q = model[1].heads(model[0](x))
+    assert_close(tape["1"].dense(), torch.softmax(q @ q.mT / 2, -1))
+
+
 class Same(Layer):
     """Once asked, it changes its weights through a tensor that counts no writes."""
 

@@ -78,7 +78,7 @@ from .intercepted import (
     replacement_of,
 )
 from .kernel_call import KernelCall, NotUnderstood, OutputProof
-from .layer_plans import ENTERED, LEFT, PLANNED_FUNCTIONS, CannotPlan, KnownRuns, Lesson, RunLog, known_runs
+from .layer_plans import ENTERED, LEFT, PLANNED_FUNCTIONS, CannotPlan, KnownRuns, Lesson, RunLog, known_runs, may_write
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
 from .output_check import reproduces_output
@@ -347,7 +347,7 @@ class AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         here = self.here
-        if (log := here.log) is not None and func in PLANNED_FUNCTIONS:
+        if (log := here.log) is not None and func in PLANNED_FUNCTIONS and not may_write(args, kwargs):
             out = func(*args, **kwargs)
             if not _PAUSED.count:
                 log.ops.append((func, args, kwargs, out))

@@ -19,7 +19,7 @@ Lifetimes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -207,6 +207,14 @@ def _about(x: Tensor, origins: DimOrigins) -> tuple[Any, ...]:
     return x.shape, x.dtype, x.device, origins.get(x)
 
 
+def may_write(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if the arguments may ask a function to write to a tensor, as in `relu(x, True)` or `relu(x, inplace=True)`.
+
+    A log reads its tensors after the run, so it holds no such call.
+    """
+    return any(x is True for x in args) or (bool(kwargs) and (bool(kwargs.get("inplace")) or "out" in kwargs))
+
+
 class Lesson:
     """A run that is analyzed, from which a plan may be made."""
 
@@ -232,7 +240,7 @@ class Lesson:
     def add(self, op: Op) -> None:
         """Add a call that was analyzed; raises `CannotPlan`."""
         func, args, kwargs, out = op
-        if is_in_place(getattr(func, "__name__", "")) or kwargs.get("inplace") or "out" in kwargs:
+        if is_in_place(getattr(func, "__name__", "")) or may_write(args, kwargs):
             raise CannotPlan
         if any(isinstance(x, Tensor) and x.numel() == 1 for x in _nested_sequence((func, args, kwargs, None))):
             raise CannotPlan  # its value may be a scale
