@@ -256,12 +256,12 @@ RIGHT_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("own", "expected"), WRONG_VALUES, ids=repr)
+@pytest.mark.parametrize(("own", "expected"), WRONG_VALUES, ids=lambda x: type(x).__name__)
 def test_other_values_than_those_of_the_definition_are_found(own, expected):
     assert found(own, expected=expected) == ["expected"]
 
 
-@pytest.mark.parametrize(("own", "expected"), RIGHT_VALUES, ids=repr)
+@pytest.mark.parametrize(("own", "expected"), RIGHT_VALUES, ids=lambda x: type(x).__name__)
 def test_the_values_of_the_definition_pass(own, expected):
     report = check_term(own, expected=expected)
     assert report, report
