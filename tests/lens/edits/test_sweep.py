@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard import Causal
-from regard.lens import Boost, Cut, Freeze, Scale, capture, edit, knockouts, sweep, words
+from regard.lens import Boost, CaptureWarning, Cut, Freeze, Scale, capture, edit, knockouts, sweep, words
 from regard.nn import Attention
 
 TOKENS = ["the", "cat", "saw", "the", "dog"]
@@ -115,7 +115,7 @@ def test_a_model_with_a_state_runs_from_the_start():
     model, edits = Stateful().double().eval(), knockouts(["first.attention", "second"])
     want = by_loop(model, X, edits, metric)
     message = "gives another output if what it computed before second is replayed"
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(CaptureWarning, match=message):
         found = sweep(model, X, edits, metric)
     torch.testing.assert_close(found.values, want)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...torch_internals import tree_leaves
+from ..capture_warning import CaptureWarning
 from ..interception.intercept import intercept
 from ..layer_names import shown_name
 from ..tape.annotations import Tokens, TokensByLayer
@@ -215,6 +216,7 @@ def _is_replayable(run: _Run, recorder: PrefixRecorder, output: Any) -> bool:
         warnings.warn(
             f"the model gives another output if what it computed before {shown_name(layer)} is replayed, so each pass "
             "of the sweep runs the whole model",
+            CaptureWarning,
             stacklevel=3,
         )
     return same
