@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 CORE = ("test_conformance.py", "test_invariants.py", "test_conventions.py", "lens/test_capture.py")
 
 
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf8"))
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT / "tests"))
 
@@ -29,28 +35,27 @@ def marks(node: ast.AST) -> set[str]:
     return {
         each.attr
         for each in ast.walk(node)
-        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "pytest.mark"
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.value, ast.Attribute)
+        and ast.unparse(each.value) == "pytest.mark"
     } - BUILT_IN
 
 
 def file_marks(path: Path) -> set[str]:
     """Marks of every test of a file."""
     found = set()
-    for node in ast.parse(path.read_text(encoding="utf8")).body:
+    for node in syntax_tree(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             found |= marks(node.value)
     return found
 
 
+@cache
 def has_core_tests(path: Path) -> bool:
     """Whether a test of the file has no mark."""
     if file_marks(path):
         return False
-    tests = [
-        (node, parents)
-        for node, parents in functions(ast.parse(path.read_text(encoding="utf8")), ())
-        if node.name.startswith("test_")
-    ]
+    tests = [(node, parents) for node, parents in functions(syntax_tree(path), ()) if node.name.startswith("test_")]
     return any(not set().union(*(marks_of(each) for each in (node, *parents))) for node, parents in tests)
 
 
@@ -72,7 +77,10 @@ def marks_of(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
     return found
 
 
-USED = {path: marks(ast.parse(path.read_text(encoding="utf8"))) for path in FILES}
+@pytest.fixture(scope="module")
+def used() -> dict[Path, set[str]]:
+    """The marks in each test file."""
+    return {path: marks(syntax_tree(path)) for path in FILES}
 
 
 def test_groups_are_the_marks_that_pyproject_declares():
@@ -84,13 +92,13 @@ def test_plain_pytest_runs_the_core_alone():
     assert set(expression.strip().split(" and ")) == {f"not {name}" for name in NAMES | APART}
 
 
-def test_every_mark_in_use_is_in_the_list():
-    assert set().union(*USED.values()) <= NAMES | APART
+def test_every_mark_in_use_is_in_the_list(used):
+    assert set().union(*used.values()) <= NAMES | APART
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_no_group_is_empty(name):
-    assert any(name in used for used in USED.values())
+def test_no_group_is_empty(name, used):
+    assert any(name in marked for marked in used.values())
 
 
 @pytest.mark.parametrize("name", sorted(GROUPS))
@@ -101,9 +109,9 @@ def test_a_group_says_what_it_holds_and_how_long_it_takes(name):
     assert group["minutes"] > 0
 
 
-def test_every_test_file_is_in_the_core_or_in_a_group():
+def test_every_test_file_is_in_the_core_or_in_a_group(used):
     for path in FILES:
-        assert has_core_tests(path) or USED[path] & (NAMES | APART), path
+        assert has_core_tests(path) or used[path] & (NAMES | APART), path
 
 
 @pytest.mark.parametrize("room", sorted({path.parent for path in FILES if path.parent.name not in APART}), ids=name_of)
