@@ -7,9 +7,6 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 APART := not slow and not gpu and not nightly and not mutants
 
-# Tests start many processes, each of which would compile the package anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo test test-all test-group test-libraries lint nightly mutants bench docs web
 
 demo: $(READY)
