@@ -97,3 +97,60 @@ def test_modules_that_do_not_run_in_float64_run_in_their_own_format():
 def test_what_cannot_be_called_is_refused_with_what_was_tried():
     with pytest.raises(CannotCall, match=r"Conv1d could not be called: .*Pass an example input"):
         CallAdapter(nn.Conv1d(3, 3, 3))
+
+
+class Step(nn.Module):
+    """One step of a decoder: a state asks all outputs of the encoder."""
+
+    def __init__(self, axis=-1):
+        super().__init__()
+        self.linear, self.axis = nn.Linear(12, 12), axis
+
+    def forward(self, decoder_state, encoder_outputs, mask=None):
+        scores = (self.linear(encoder_outputs) @ decoder_state[..., None])[..., 0]
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return (scores.softmax(self.axis)[:, None] @ encoder_outputs)[:, 0]
+
+
+def test_a_layer_whose_query_is_one_vector_gets_the_first_token_as_its_query():
+    adapter = CallAdapter(Step())
+    assert (adapter.main, adapter.has_one_query) == (("decoder_state", "encoder_outputs"), True)
+    x = adapter.tokens(7)
+    torch.testing.assert_close(adapter.run(x), adapter.module(x[:, 0], x))
+    assert CallAdapter(lambda query, keys: keys * query[:, None], dim=6).has_one_query
+    assert not CallAdapter(lambda query, keys: query + keys.mean(1, keepdim=True), dim=6).has_one_query
+
+
+def test_examples_are_arguments_in_the_order_of_the_signature():
+    q, k, v = torch.randn(3, 2, 7, 12)
+    adapter = CallAdapter(lambda q, k, v, mask=None, scale=1.0: (q + k + v) * scale, (q, k, v, None, 2.0))
+    assert adapter.fixed == {"mask": None, "scale": 2.0}
+
+
+class Listener(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 6), nn.Embedding(30, 6)
+
+    def forward(self, input_features, decoder_input_ids=None):
+        heard = self.linear(input_features.mT)  # b mels n -> b n d
+        if decoder_input_ids is None:
+            return heard
+        return self.table(decoder_input_ids) + heard.mean(1, keepdim=True)
+
+
+def test_audio_needs_an_example_of_its_size():
+    def heard(input_values):
+        return input_values.unflatten(1, (-1, 4))
+
+    with pytest.raises(CannotCall, match=r"reads audio as input_values.*; pass an example, check\(model, input_values"):
+        CallAdapter(heard)
+    adapter = CallAdapter(heard, (torch.randn(1, 40),))
+    assert (adapter.signal, adapter.run(adapter.tokens(7)).shape) == ("audio", (adapter.batch, 10, 4))
+
+
+def test_a_decoder_of_audio_is_checked_by_its_tokens():
+    adapter = CallAdapter(Listener(), (torch.randn(1, 8, 40),))
+    assert adapter.main == ("decoder_input_ids",)
+    assert adapter.run(adapter.tokens(7)).shape == (3, 7, 6)

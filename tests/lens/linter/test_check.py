@@ -206,3 +206,46 @@ def test_the_report_in_the_guide_is_what_its_code_prints(capsys):
     exec(code, {"__name__": "guide"})
     printed = capsys.readouterr().out.splitlines()
     assert printed[: len(report.splitlines())] == report.splitlines()
+
+
+class Asked(nn.Module):
+    """A layer for one step of a decoder: its query is one vector for a text."""
+
+    def __init__(self, axis=-1, keys=None, fill=-torch.inf):
+        super().__init__()
+        self.query, self.key, self.score = nn.Linear(12, 8), nn.Linear(12, 8), nn.Linear(8, 1)
+        self.axis, self.keys, self.fill = axis, keys, fill
+
+    def forward(self, query, keys, mask=None):
+        keys = keys[:, : self.keys]
+        scores = self.score(torch.tanh(self.query(query)[:, None] + self.key(keys)))[..., 0]
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, : self.keys], self.fill)
+        A = scores.softmax(self.axis)
+        return (A[:, None] @ keys)[:, 0], A
+
+
+def test_a_layer_whose_query_is_one_vector_is_checked():
+    report = regard.check(Asked())
+    assert not report.findings
+    assert {"unmet-tokens", "softmax-axis", "padding", "reversed-mask", "dropout"} <= set(report.passed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [({"keys": -1}, "unmet-tokens"), ({"fill": -0.5}, "padding"), ({"axis": 0}, "padding")]
+)
+def test_bugs_of_a_layer_whose_query_is_one_vector_are_found(settings, name):
+    assert name in [finding.name for finding in regard.check(Asked(**settings)).findings]
+
+
+def test_models_of_audio_are_checked_by_an_example():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes |= {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 8, "vocab_size": 99}
+    sizes |= {"max_source_positions": 20, "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, eos_token_id=2, decoder_start_token_id=1)
+    report = regard.check(transformers.WhisperModel(config), torch.randn(1, 8, 40))
+    assert len(report.passed) == len(CHECKS)
+    encoder = regard.check(transformers.WhisperModel(config).encoder, torch.randn(1, 8, 40))
+    assert not encoder.findings
+    assert "recordings" in str(encoder)

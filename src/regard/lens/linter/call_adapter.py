@@ -28,6 +28,7 @@ CONTEXT = re.compile(
 )
 IDS = re.compile(r"(input_|token_|word_)?ids?|idx|tokens|indices|input_tokens", re.IGNORECASE)
 IMAGES = re.compile(r"pixel_values|images?|imgs?|pixels", re.IGNORECASE)
+AUDIO = re.compile(r"input_(features|values)|(audio|speech|waveforms?|spectrograms?|mels?)(_(features|values))?")
 CACHE = re.compile(r"(past_key_values?|layer_past|past|kv_?cache|cache|past_kv)")
 MASK = re.compile(r".*mask.*|keep|.*valid.*|.*pad(ding)?|.*lengths?|.*lens", re.IGNORECASE)
 HEADS = re.compile("|".join(re.escape(name) for name in HEAD_COUNT_NAMES if name != "h"))
@@ -100,14 +101,18 @@ class CallAdapter:
         self.batch_first = _is_batch_first(original) if batch_first is None else batch_first
         self._find_roles()
         self.batch = next(b for b in BATCHES if b != self.heads)
-        self.example = inputs[0] if inputs else None
-        self.fixed: dict[str, Any] = dict(
-            zip([p for p in self.parameters if p not in self.main][: len(inputs) - 1], inputs[1:], strict=False)
-        )
+        named = dict(zip(self.parameters, inputs, strict=False))
+        self.example = named.pop(self.main[0], None if self.audio in named else next(iter(inputs), None))
+        self.fixed: dict[str, Any] = {n: x for n, x in named.items() if n not in (*self.main, *self.context)}
         self.random_state = 0
         self.reads_context_only = False  # whether masks are those of the other sequence, whatever their names
         self.lengths = [n for n in LENGTHS if n not in (self.heads, dim)]
         self._find_call(original, dim)
+
+    @property
+    def signal(self) -> str:
+        """The continuous input of a module whose tokens are not its input's positions."""
+        return "audio" if self.main[0] == self.audio else "images"
 
     # The call
 
@@ -135,7 +140,12 @@ class CallAdapter:
             context = self.context_tokens(x.shape[0]) if context is None else context
             given |= {name: self._own_layout(context) for name in self.context}
         n = x.shape[1]
+        if self.has_one_query:
+            given[self.main[0]] = x[:, 0]  # the first token is never padding
         given |= {name: self._open_mask(fill, n) for name, fill in self.open_masks.items()} | self.fixed | extra
+        if self.audio in self.fixed:  # one recording for all texts
+            heard = self.fixed[self.audio][:1].to(self.dtype)
+            given[self.audio] = heard.expand(len(x), *heard.shape[1:])
         if self.is_positional:
             args, given = [given.pop(name) for name in self.main], given
         else:
@@ -205,14 +215,19 @@ class CallAdapter:
         triple = [next((n for n in names if role.fullmatch(n)), None) for role in (QUERIES, KEYS, VALUES)]
         free = [n for n in required if n not in self.masks and n not in self.caches and not HEADS.fullmatch(n)]
         self.is_positional = not names
+        self.audio = next((n for n in names if AUDIO.fullmatch(n)), "")
+        self.has_one_query = False  # the first argument is one vector for a text, b d
         self.main: tuple[str, ...]
         self.context: tuple[str, ...] = ()
         if not names:
             self.main = ("x",)
-        elif all(triple):
+        elif all(triple[:2]):
             self.main = tuple(name for name in triple if name)
         elif "decoder_input_ids" in names:
-            self.main, self.context = ("decoder_input_ids",), ("input_ids",)
+            self.main = ("decoder_input_ids",)
+            self.context = ("input_ids",) if "input_ids" in names else ()
+            if not self.context:  # the other masks are those of the audio or the image that the encoder reads
+                self.masks = [name for name in self.masks if name.startswith("decoder")]
         elif {"source", "inputs"} <= set(names):
             self.main, self.context = ("inputs",), ("source",)
         elif "tgt" in names:
@@ -227,15 +242,27 @@ class CallAdapter:
 
     def _find_call(self, original: nn.Module, dim: int | None) -> None:
         """Find a kind of input, a width and a number format with which the module runs."""
+        if self.audio and self.example is None and self.audio not in self.fixed:
+            raise CannotCall(
+                f"{self.name} reads audio as {self.audio}, in sizes of its own; pass an example, "
+                f"check(model, {self.audio})"
+            )
         errors = []
-        for kind, axis, width, dtype in self._ways(original, dim):
-            self.kind, self.axis, self.dim, self.dtype = kind, axis, width, dtype
-            if (error := self._error(original)) is None:
-                return
-            errors.append(error)
+        own = self.main, self.context
+        # A layer for one decoder step, layer(state, keys), reads a query b d; some run, wrongly, on queries b n d too.
+        is_pair = len(own[0] + own[1]) > 1
+        for has_one_query, any_output in ((False, False), (True, True), (False, True)) if is_pair else ((False, True),):
+            self.has_one_query = has_one_query
+            self.main, self.context = (own[0] + own[1], ()) if has_one_query else own
+            for kind, axis, width, dtype in self._ways(original, dim):
+                self.kind, self.axis, self.dim, self.dtype = kind, axis, width, dtype
+                if (error := self._error(original, any_output=any_output)) is None:
+                    return
+                errors.append(error)
         tried = "; ".join(dict.fromkeys(errors)) or "no way to call it was found"
         raise CannotCall(
-            f"{self.name} could not be called: {tried}. Pass an example input, check(model, x), or dim= and heads="
+            f"{self.name} could not be called: {tried}. Pass an example input, check(model, x), or dim= and heads=, or "
+            "a function of the tokens that calls it, check(lambda x: layer(x[:, 0], x), dim=64)"
         )
 
     def _ways(self, original: nn.Module, dim: int | None) -> Iterator[tuple[str, int, int, torch.dtype]]:
@@ -247,8 +274,8 @@ class CallAdapter:
                     for dtype in (torch.float64, torch.float32):
                         yield kind, axis, width, dtype
 
-    def _error(self, original: nn.Module) -> str | None:
-        """Return why the call does not run; None if it does."""
+    def _error(self, original: nn.Module, *, any_output: bool) -> str | None:
+        """Return why the call does not run, or has not one output for each token; None if it does."""
         self.module = copy_model(original).eval()
         if self.dtype == torch.float64:
             if any(type(x) is not nn.Parameter for x in self.module.parameters()):
@@ -269,12 +296,13 @@ class CallAdapter:
                     if not masks or not bool(out.isnan().any()):
                         break
         except Exception as error:  # the module may raise anything
-            shape = {"ids": "token ids", "images": "images"}.get(self.kind, f"vectors of width {self.dim}")
+            shape = {"ids": "token ids", "images": self.signal}.get(self.kind, f"vectors of width {self.dim}")
             line, *_ = [*str(error).strip().splitlines(), ""]
             return f"{shape}: {type(error).__name__}: {line.rstrip('.')}"
         if bool(out.isnan().all()):
             self.lengths.sort(key=self._is_too_short)
-        return None if out.ndim > 1 else f"it returns a tensor of shape {tuple(out.shape)}"
+        fits = out.ndim > 1 and (any_output or out.shape[:2] == (self.batch, self.lengths[0]))
+        return None if fits else f"it returns a tensor of shape {tuple(out.shape)}"
 
     def _is_too_short(self, n: int) -> bool:
         """Return whether texts of n tokens give NaN alone, as after a convolution with a stride."""
@@ -284,7 +312,7 @@ class CallAdapter:
             return True
 
     def _kinds(self, original: nn.Module, dim: int | None) -> list[str]:
-        named = IMAGES.fullmatch(self.main[0]) is not None
+        named = IMAGES.fullmatch(self.main[0]) is not None or self.main[0] == self.audio
         if named or (self.example is not None and self.example.ndim == 4 and not self.is_function):
             return ["images"]
         if self.example is not None:

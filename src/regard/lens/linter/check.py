@@ -162,7 +162,7 @@ class _Check:
         adapter = self.adapter
         dtype = str(adapter.dtype).removeprefix("torch.")
         if adapter.kind == "images":
-            return f"{adapter.name}, {adapter.batch} images, {dtype}"
+            return f"{adapter.name}, {adapter.batch} {'recordings' if adapter.signal == 'audio' else 'images'}, {dtype}"
         tokens = "token ids" if adapter.kind == "ids" else f"vectors {adapter.dim} wide"
         return f"{adapter.name}, {adapter.batch} texts of {self.n} tokens, {tokens}, {dtype}"
 
@@ -221,7 +221,7 @@ class _Check:
         n, h = self.n, self.adapter.heads
         names = [name for name in CHECKS if name not in self.passed and name not in self.skipped]
         if reach is None:
-            reason = "the module reads images, whose tokens cannot be changed one at a time"
+            reason = f"the module reads {self.adapter.signal}, whose tokens cannot be changed one at a time"
         elif not reach.meets.any():
             nan = self.adapter.run(self.adapter.tokens(n)).isnan().all()
             reason = "every output is NaN" if nan else "no token changes any output; check a module with other weights"

@@ -86,7 +86,10 @@ def _meaning(adapter: CallAdapter, form: MaskForm, n: int) -> Any:
         """Return the change of the outputs other than the token's own if the token changes."""
         extra = {form.argument: form.make(kept)}
         if context is None:
-            change = change_of(adapter.run(x, **extra), adapter.run(adapter.change(x, token), **extra))
+            before = adapter.run(x, **extra)
+            if plain is not None and before.shape != plain.shape:  # broadcast against another dim
+                raise ValueError(form.name)
+            change = change_of(before, adapter.run(adapter.change(x, token), **extra))
             if len(change) == n:
                 change[[token, hidden]] = 0.0
         else:
@@ -94,6 +97,7 @@ def _meaning(adapter: CallAdapter, form: MaskForm, n: int) -> Any:
             change = change_of(adapter.run(x, context, **extra), adapter.run(x, other, **extra))
         return change.amax()
 
+    plain = adapter.run(x) if context is None else None
     try:
         for means in ("attend", "hide") if form.has_polarity else ("attend",):
             kept = keep if means == "attend" else ~keep
