@@ -7,7 +7,7 @@ import re
 import pytest
 from matplotlib.image import imread
 
-from regard.cli.demo import DemoChapter, DemoExample, DemoPicture, save_page
+from regard.cli.demo import CHAPTERS, DemoChapter, DemoExample, DemoPicture, save_page
 from tests.cli.commands import run, well
 
 NAMES = ("dates-rnn", "dates-transformer", "digits", "shapes")
@@ -63,6 +63,26 @@ def test_whatever_a_model_writes_is_text_on_the_page(tmp_path):
     assert 'href="a&quot;.html"' in page
     assert "<td class=wrong>&lt;script&gt;" in page
     assert "default-src 'none'" in page
+
+
+class Stop(Exception):
+    """Raised in place of training."""
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_no_model_of_the_demo_warms_up_for_more_than_a_fifth_of_its_steps(name, quick, monkeypatch, tmp_path):
+    recipes = []
+
+    def train(*_, recipe, **__):
+        recipes.append(recipe)
+        raise Stop
+
+    for task in ("translation.train", "classification.train_images", "captioning.train"):
+        monkeypatch.setattr(f"regard.cli.demo.{task}", train)
+    for steps in (None, 200, 20, 2):
+        with pytest.raises(Stop):
+            CHAPTERS[name](tmp_path, steps, None)
+        assert recipes[-1].rate.warmup <= recipes[-1].steps / 5
 
 
 @pytest.mark.slow

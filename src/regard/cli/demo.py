@@ -289,7 +289,7 @@ def _dates_chapter(
 
 def _recipe(most: int, rate: float, steps: int | None, *, weight_decay: float = 0.0) -> Recipe:
     last = most if steps is None else min(steps, most)
-    schedule = Cosine(rate, steps=last, warmup=min(50, last - 1))
+    schedule = Cosine(rate, steps=last, warmup=min(50, last // 5))
     return Recipe(steps=last, rate=schedule, weight_decay=weight_decay, save_every=last, keep=1, log_every=100)
 
 
