@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 APART := not slow and not gpu and not nightly and not mutants
 
+# Each worker and each process that a test starts would otherwise compile the package and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-group test-libraries lint nightly mutants bench docs web
 
 demo: $(READY)

@@ -1,5 +1,6 @@
 """What every test may count on: one thread a worker, fixed seeds, and uninitialized memory that shows."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -61,9 +62,18 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """The folder of the built site; a warning of mkdocs fails the build."""
-    folder, root = tmp_path_factory.mktemp("site") / "site", Path(__file__).parents[1]
-    build = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(root / "mkdocs.yml")]
-    done = subprocess.run([sys.executable, *build, "--site-dir", str(folder)], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    """The folder of the built site; a warning of mkdocs fails the build. One worker builds, the others wait for it."""
+    shared, root = tmp_path_factory.getbasetemp(), Path(__file__).parents[1]
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder of its own within the shared one
+        shared = shared.parent
+    folder, said = shared / "site", shared / "site.said"
+    with (shared / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            build = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(root / "mkdocs.yml")]
+            command = [sys.executable, *build, "--site-dir", str(folder)]
+            done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+            said.write_text(f"{done.returncode}\n{done.stderr}", encoding="utf8")
+    code, _, errors = said.read_text(encoding="utf8").partition("\n")
+    assert code == "0", errors
     return folder
