@@ -91,7 +91,9 @@ def measure_cost(chosen: argparse.Namespace) -> None:
         if chosen.only in repr(each):
             row = measured(repr(each), plain, lambda each=each: edited(each), n, bar, device)
             rows.append(row)
-            print(f"{row['case']:<64}{row['time']:>12}  x {row['ratio']:<6}(bar {bar}) {row['peak_memory']}", flush=True)
+            print(
+                f"{row['case']:<64}{row['time']:>12}  x {row['ratio']:<6}(bar {bar}) {row['peak_memory']}", flush=True
+            )
             if device.type == "cuda" and n == 16_384 and chosen.hidden == lens.HIDDEN:
                 update(row, RESULTS / "editing_gpu.csv", FIELDS, [repr(one) for one, _ in found])
 

@@ -51,6 +51,8 @@ from .edits import (
     edit,
     generated,
     knockouts,
+    load_pruned,
+    prune,
     sweep,
 )
 from .interception.kernel_call import KernelCall, NotUnderstood
@@ -122,6 +124,7 @@ __all__ = [
     "induction",
     "knockouts",
     "lines",
+    "load_pruned",
     "locality",
     "mutual_links",
     "norm_attention",
@@ -129,6 +132,7 @@ __all__ = [
     "patches",
     "positional",
     "previous_token",
+    "prune",
     "qk_clip_",
     "read_pharaoh",
     "register_kernel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from ..checks import check_int, check_letters, check_tensor
 from ..ops.call import SLOTS
 from ..ops.operator import weights
 from ..ops.terms.biases import Bias
-from ..ops.terms.masks import Padding
-from ..ops.terms.masks.mask_algebra import Mask
+from ..ops.terms.masks import Causal, Chunked, Diagonal, Dilated, Padding, Prefix, Window
+from ..ops.terms.masks.mask_algebra import Mask, conjuncts
 from ..ops.terms.normalizers import Normalizer
 from ..ops.terms.reach import depends_on_distance_only, look_back, reads_key_positions
 from ..ops.terms.scores import Score
@@ -22,11 +23,14 @@ from ..ops.terms.term import Term
 from ..ops.weights import Weights
 from .cache import KeyValues, KVCache, PackedPrompts
 from .core import Core
+from .head_pruning import keep_input_heads, keep_key_heads, keep_output_heads
 from .learned_terms import fill, slot
 from .linear import project
 from .memory_slots import MemorySlots, extend_bias, extend_taper
 from .norms import Norm
 from .positions import Rotary
+
+SHARED_MASKS = (Causal, Chunked, Diagonal, Dilated, Padding, Prefix, Window)  # the same for all heads
 
 
 class Attention(nn.Module):
@@ -97,6 +101,8 @@ class Attention(nn.Module):
         self.bias = slot("bias", bias, Bias)
         self.normalize = slot("normalize", normalize, Normalizer)
         self.core = Core(dropout=dropout)
+        self.kept_heads: Tensor | None  # the first numbers of the heads that `keep_heads` left
+        self.register_buffer("kept_heads", None)
         for linear in (self.query, self.key, self.value, self.out):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -170,6 +176,35 @@ class Attention(nn.Module):
                 "call layer(x, context)"
             )
         return KeyValues(self._keys(context), self._values(context, context, values), keep)
+
+    def keep_heads(self, heads: Sequence[int]) -> None:
+        """Remove all other heads for good, in place, with their weights.
+
+        The parameters are new ones, so make the optimizer afterwards. `state_dict` holds the numbers of the heads that
+        stay in `kept_heads`, and loading it into a layer with all heads removes the others first. Terms with numbers of
+        their own for each head, and memory slots, raise.
+        """
+        check_prunable(self)
+        kept, before = sorted(set(heads)), self.heads
+        if not kept or not 0 <= kept[0] <= kept[-1] < before:
+            raise ValueError(f"heads must be one or more from 0 to {before - 1}, got {list(heads)}")
+        keep_output_heads(self.query, kept, self.head_dim)
+        self.key, self.kv_heads = keep_key_heads(self.key, before, kept, self.head_dim)
+        self.value, _ = keep_key_heads(self.value, before, kept, self.value_dim)
+        keep_input_heads(self.out, kept, self.value_dim)
+        self.heads = len(kept)
+        known = torch.arange(before, device=self.query.weight.device) if self.kept_heads is None else self.kept_heads
+        self.register_buffer("kept_heads", known[kept])
+
+    def fit_heads(self, values: Mapping[str, Tensor], prefix: str) -> None:
+        """Keep the heads that saved weights have, if this layer has all heads."""
+        kept = values.get(f"{prefix}kept_heads")
+        if kept is not None and self.kept_heads is None:
+            self.keep_heads(kept.tolist())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        self.fit_heads(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def new_cache(self) -> KVCache:
         """Return an empty cache; under a windowed mask it forgets the keys that no later query can see."""
@@ -279,6 +314,25 @@ class Attention(nn.Module):
         mask, bias = self.slots.extend_mask(mask, j), extend_bias(bias, j, self.slots.slots)
         normalize = extend_taper(normalize, j, self.slots.slots)
         return {**terms, "mask": mask, "bias": bias, "normalize": normalize, "offset": j - i}
+
+
+def check_prunable(layer: Attention) -> None:
+    """Raise unless all heads of a layer share its terms, so that heads may be removed."""
+    for name in ("score", "bias", "normalize", "slots"):
+        if (term := getattr(layer, name)) is not None:
+            raise ValueError(
+                f"heads cannot be removed from a layer with {name}={term!r}, which may have numbers for each head; "
+                "switch them off with regard.lens.edit(model, {layer: Scale(heads, 0)})"
+            )
+    for mask in (*conjuncts(layer.mask),) if isinstance(layer.mask, Mask) else (layer.mask,):
+        is_per_head = isinstance(mask, Window) and any(
+            isinstance(x, (tuple, Tensor)) for x in (mask.width, mask.before, mask.after)
+        )
+        if mask is not None and (is_per_head or not isinstance(mask, SHARED_MASKS)):
+            raise ValueError(
+                f"heads cannot be removed from a layer with mask={layer.mask!r}, which may differ between heads; "
+                "switch them off with regard.lens.edit(model, {layer: Scale(heads, 0)})"
+            )
 
 
 def _both(layer: Mask | None, call: Mask | None) -> Mask | None:

@@ -149,8 +149,15 @@ def plain(name: str) -> str:
 
 
 def put(values: Mapping[str, Tensor], model: nn.Module, *, source: str) -> None:
-    """Copy tensors into a model; raises `CheckpointError` before any change unless names and shapes agree."""
-    own, values = tensors(model), {plain(name): x for name, x in values.items()}
+    """Copy tensors into a model; raises `CheckpointError` before any copy unless names and shapes agree.
+
+    Heads that were pruned from the saved model are first removed from layers that have all.
+    """
+    values = {plain(name): x for name, x in values.items()}
+    for name, module in model.named_modules():
+        if (fit := getattr(module, "fit_heads", None)) is not None:
+            fit(values, f"{plain(name)}." if name else "")
+    own = tensors(model)
     for name in [*values, *own]:
         if name not in own:
             raise CheckpointError(f"{source} holds {name!r}, which the model lacks; {suggest_name(name, own)}")

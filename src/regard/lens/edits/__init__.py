@@ -3,6 +3,7 @@
 from .edit import edit
 from .edit_values import Boost, Cut, Edit, Only, Scale, Temperature
 from .patterns import Freeze, From
+from .prune import load_pruned, prune
 from .sweep import Sweep, knockouts, sweep
 from .token_selection import generated
 
@@ -19,5 +20,7 @@ __all__ = [
     "edit",
     "generated",
     "knockouts",
+    "load_pruned",
+    "prune",
     "sweep",
 ]

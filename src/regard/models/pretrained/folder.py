@@ -79,6 +79,11 @@ def save(model: nn.Module, folder: str | Path) -> None:
     A model that no architecture of transformers can express raises with the reasons.
     """
     folder = Path(folder)
+    if any(getattr(part, "kept_heads", None) is not None for part in model.modules()):
+        raise ValueError(
+            "heads were pruned from this model, and config.json of transformers has one number of heads for all "
+            "layers; save model.state_dict() or a checkpoint of regard, which load into the model with all heads"
+        )
     kind, architecture, head, places = _find_expression(model)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
     found = {name: place.join(state) for name, place in places.items()}
