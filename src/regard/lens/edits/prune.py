@@ -1,7 +1,7 @@
 """prune: remove heads from a model for good, so that its weights are smaller.
 
-Layers of regard know how (`Attention.keep_heads`). For models of transformers a `HeadWeights` names the projections of a
-family's attention and its attributes that depend on the number of heads.
+Layers of regard remove their own heads (`Attention.keep_heads`). For models of transformers a `HeadWeights` names the
+projections of a family's attention, and its attributes that depend on the number of heads.
 """
 
 from __future__ import annotations
