@@ -8,7 +8,7 @@ from .hypothesis import Hypothesis
 from .penalties import Coverage, CoveragePenalty, Gnmt
 from .sampling import sample
 from .scoring import score
-from .stepper import State, Stepper
+from .stepper import State, Stepper, replay_objection
 
 __all__ = [
     "Coverage",
@@ -21,6 +21,7 @@ __all__ = [
     "average",
     "beam",
     "greedy",
+    "replay_objection",
     "sample",
     "score",
 ]

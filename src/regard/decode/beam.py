@@ -58,7 +58,7 @@ def beam(
     check_int("n_best", n_best, least=1)
     if n_best > width:
         raise ValueError(f"n_best must be at most width, got n_best={n_best} and width={width}")
-    frontier = Frontier(stepper, source, prefix, limits)
+    frontier = Frontier(stepper, source, prefix, limits, replay_from=min(1, width - 1))
     rows = frontier.sentences
     divisors = LengthDivisors(length, max_length, rows.device)
     # Spare candidates replace those that may end, so that the beam stays full. A beam of one has none, as in `greedy`.

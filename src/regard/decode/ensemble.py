@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from .stepper import Stepper, advance, attention_of, read, rows_of
+from .stepper import Stepper, advance, attention_of, read, replay_objection, replayed, rows_of
 
 
 class Ensemble:
@@ -65,6 +65,15 @@ class Ensemble:
         """Return the states of all members after the tokens."""
         pairs = zip(self.members, state.states, strict=True)
         return EnsembleState(tuple(read(member, tokens, each) for member, each in pairs))
+
+    def replayed(self, state: EnsembleState, steps: int) -> EnsembleState:
+        """Return a state whose next steps are CUDA graphs in the members that can."""
+        pairs = zip(self.members, state.states, strict=True)
+        return EnsembleState(tuple(replayed(member, each, steps) for member, each in pairs))
+
+    def replay_objection(self) -> str | None:
+        """Return why the steps of some member are no CUDA graphs, None if all are."""
+        return next((why for member in self.members if (why := replay_objection(member)) is not None), None)
 
 
 @dataclass(frozen=True)

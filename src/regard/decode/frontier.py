@@ -13,7 +13,7 @@ from .backpointers import SearchStep, Trace
 from .constraints import Limits
 from .hypothesis import Hypothesis
 from .prefix import TargetPrefix, Tokens
-from .stepper import Stepper, advance, attention_of
+from .stepper import Stepper, advance, attention_of, replayed
 
 
 class Frontier:
@@ -22,14 +22,15 @@ class Frontier:
     A step calls `read` for the next logits of each row, `choose` to record candidates (a row and its next token each),
     and `keep` to make some of these candidates the rows of the next step. `sentences` is the sentence that each row
     belongs to, a row of the source or a copy made by `repeat`; `lengths` is the number of tokens each row has chosen.
+    Steps from `replay_from` on, 0 or 1, are replayed if the stepper can: those that have the same number of rows.
     """
 
-    def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits) -> None:
+    def __init__(self, stepper: Stepper, source: Any, prefix: Tokens, limits: Limits, *, replay_from: int = 0) -> None:
         given = TargetPrefix.of(prefix, stepper)
         self.limits = limits
         self.trace = Trace()
         self.attention: dict[str, Tensor] = {}
-        self._stepper = stepper
+        self._stepper, self._replay_from = stepper, replay_from
         self._state: Any = None
         if len(given.common):
             given, self._state = given.begin(stepper, source)
@@ -52,6 +53,9 @@ class Frontier:
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the logits of each row, -inf for tokens that may not follow, and the log-sum-exp of all its logits."""
+        if self._replay_from <= self.step <= 1:  # before the first step, a cache may be empty
+            steps = self._rest.shape[1] + self.limits.max_length - self.step
+            self._state = replayed(self._stepper, self._state, steps)
         logits, self._state = advance(self._stepper, self._tokens, self._state)
         self.attention = attention_of(self._state)
         if self.step == 0:

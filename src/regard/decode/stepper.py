@@ -39,7 +39,8 @@ class Stepper(Protocol):
 
     A stepper may also have `read(tokens, state) -> state`, for tokens `(rows, n)`: a step without logits, as for a long
     prompt; and `read_rows(rows, state) -> state` for a list with the tokens of each row, of different lengths, after
-    `start(None)`.
+    `start(None)`. A search uses each state once, so it asks for `replayed(state, steps) -> state`, whose steps may
+    overwrite the state before, as CUDA graphs do; `replay_objection() -> str | None` says why they would not.
     """
 
     def start(self, source: Any) -> Any:
@@ -88,6 +89,27 @@ def read_rows(stepper: Stepper, rows: Sequence[Tensor], state: Any) -> Any:
     """Return the state after the tokens of each row, of different lengths; None if the stepper has no `read_rows`."""
     read = getattr(stepper, "read_rows", None)
     return None if read is None else read(rows, state)
+
+
+def replayed(stepper: Stepper, state: Any, steps: int) -> Any:
+    """Return a state for at most so many steps, each of which may overwrite the state before, if the stepper can."""
+    method = getattr(stepper, "replayed", None)
+    return state if method is None else method(state, steps)
+
+
+@torch.no_grad()
+def replay_objection(stepper: Stepper) -> str | None:
+    """Return why the steps of a search are not replayed as CUDA graphs; None if they are.
+
+    >>> from regard.models import Gpt, GptConfig
+    >>> replay_objection(Gpt(GptConfig(vocabulary=9, dim=8, depth=1, heads=2)))
+    'the model is on cpu, and only steps on a CUDA device are recorded'
+    """
+    method = getattr(stepper, "replay_objection", None)
+    if method is not None:
+        objection: str | None = method()
+        return objection
+    return f"{type(stepper).__name__} has no replayed(state, steps)"
 
 
 def rows_of(state: Any) -> int | None:

@@ -145,6 +145,16 @@ class Captioner(nn.Module):
         """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return self.decoder.step(tokens, state)
 
+    def replayed(self, state: Any, steps: int) -> Any:
+        """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
+        return self.decoder.replayed(state, steps) if self.config.attention == "transformer" else state
+
+    def replay_objection(self) -> str | None:
+        """Return why steps of a search are no CUDA graphs, None if they are."""
+        if self.config.attention == "transformer":
+            return self.decoder.replay_objection()
+        return "a recurrent decoder is not recorded"
+
     def watched(self, *names: str) -> Captioner | Watched:
         """Return a stepper that records attention: that of `Transformer.watched`; `"source"` is always recorded."""
         return self.decoder.watch_attention(self, names) if self.config.attention == "transformer" else self

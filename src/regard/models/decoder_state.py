@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..nn import KVCache
+from ..nn import KeyValues, KVCache
 from ..nn.fast_decode import FastSteps, Step
 
 
@@ -18,11 +18,13 @@ class CachedState:
     """The state of a decoder, one row per hypothesis, and the attention it recorded in its last step.
 
     `caches` holds one per block, `fast` the blocks as functions of one token per row, `watch` the names of the layers
-    whose attention is recorded.
+    whose attention is recorded. A decoder with a `source` has `each` hypotheses of it in consecutive rows.
     """
 
     caches: tuple[KVCache, ...]
     fast: FastSteps
+    source: tuple[KeyValues, ...] = ()  # one per block
+    each: int = 1
     watch: tuple[str, ...] = ()
     attention: Mapping[str, Tensor] = field(default_factory=dict)
 

@@ -46,6 +46,7 @@ from .initialization import initialize, initialize_residual
 from .named_choices import Activation, NormName, activation_named, norm_named
 from .padding import Padded, counted_of, keep_of
 from .rope_scaling import RopeScaling
+from .step_graphs import ReplayedState, graphs_of
 
 Positions = Literal["learned", "rotary"]
 RotaryLayout = Literal["halves", "interleaved"]
@@ -252,7 +253,17 @@ class Gpt(nn.Module):
         self, tokens: Int[Tensor, " rows *n"], state: GptState
     ) -> tuple[Float[Tensor, " rows *n vocabulary"], GptState]:
         """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
+        if isinstance(state, ReplayedState):
+            return state.step(tokens)
         return step(tokens, state, advance=self._advance, logits=self.logits)
+
+    def replayed(self, state: GptState, steps: int) -> Any:
+        """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
+        return graphs_of(self).begin(state, steps)
+
+    def replay_objection(self) -> str | None:
+        """Return why steps of a search are no CUDA graphs, None if they are."""
+        return graphs_of(self).objection()
 
     def read(self, tokens: Int[Tensor, "rows n"], state: GptState) -> GptState:
         """Return the state after the tokens: a step without logits."""

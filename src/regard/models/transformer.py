@@ -199,6 +199,14 @@ class Transformer(nn.Module):
         """Return the state after the tokens: a step without logits."""
         return self.decoder.read(tokens, state)
 
+    def replayed(self, state: DecoderState, steps: int) -> Any:
+        """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
+        return self.decoder.replayed(state, steps)
+
+    def replay_objection(self) -> str | None:
+        """Return why steps of a search are no CUDA graphs, None if they are."""
+        return self.decoder.replay_objection()
+
     def watched(self, *names: str) -> Watched:
         """Return a stepper that records attention: `"cross.5"`, `"self.0"`, or every cross-attention by default."""
         return self.decoder.watch_attention(self, names)
@@ -267,11 +275,15 @@ class Input(nn.Module):
         self.norm = nn.LayerNorm(config.dim) if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, ids: Int[Tensor, " b *n"], *, first: int = 0) -> Float[Tensor, " b *n dim"]:
+    def forward(self, ids: Int[Tensor, " b *n"], *, first: int | Int[Tensor, ""] = 0) -> Float[Tensor, " b *n dim"]:
         x = self.embedding(ids)
         if self.positions is not None:
             n = ids.shape[1] if ids.ndim > 1 else 1
-            x = x + self.positions(torch.arange(first, first + n, device=ids.device)).to(x.dtype)
+            if isinstance(first, Tensor):  # a recorded step finds its position on the device
+                positions = torch.arange(n, device=ids.device) + first
+            else:
+                positions = torch.arange(first, first + n, device=ids.device)
+            x = x + self.positions(positions).to(x.dtype)
         x = x if self.norm is None else self.norm(x)
         return self.dropout(x) if self.training else x
 

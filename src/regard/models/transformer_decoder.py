@@ -16,6 +16,7 @@ from ..nn import DecoderBlock, KeyValues, KVCache
 from ..nn.fast_decode import FastSteps, Step, has_hooks
 from ..nn.linear import linear, project
 from .decoder_state import CachedState, Watched, step, watch_attention
+from .step_graphs import ReplayedState, graphs_of
 
 
 class TransformerDecoder(nn.Module):
@@ -75,7 +76,17 @@ class TransformerDecoder(nn.Module):
 
     def step(self, tokens: Int[Tensor, " rows *n"], state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
+        if isinstance(state, ReplayedState):
+            return state.step(tokens)
         return step(tokens, state, advance=self._advance, logits=self.logits)
+
+    def replayed(self, state: DecoderState, steps: int) -> Any:
+        """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
+        return graphs_of(self).begin(state, steps)
+
+    def replay_objection(self) -> str | None:
+        """Return why steps of a search are no CUDA graphs, None if they are."""
+        return graphs_of(self).objection()
 
     def read(self, tokens: Int[Tensor, "rows n"], state: DecoderState) -> DecoderState:
         """Return the state after the tokens: a step without logits."""
@@ -132,9 +143,6 @@ class TransformerDecoder(nn.Module):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecoderState(CachedState):
     """The state of a decoder, one row per hypothesis; each source has `each` hypotheses, in consecutive rows."""
-
-    source: tuple[KeyValues, ...]  # one per block
-    each: int = 1
 
     @property
     def rows(self) -> int:

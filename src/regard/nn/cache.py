@@ -140,11 +140,37 @@ class KVCache:
             raise ValueError(f"prompts begin a cache, got {self!r}; start a new KVCache, or append(k, v, lengths=...)")
         return PackedPrompts(self, packed)
 
+    @classmethod
+    def of(
+        cls,
+        both: Float[Tensor, "b g n d_and_e"],
+        d: int,
+        *,
+        window: int | None,
+        length: int,
+        starts: RowStarts | None,
+    ) -> KVCache:
+        """Return a cache of the last n of `length` tokens; `starts` are the entries at which its rows begin."""
+        cache = cls(window=window)
+        cache.extend(both, d)
+        cache.length, cache.starts = length, starts
+        return cache
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no token was appended, so that the cache does not know its rows."""
+        return self._buffer is None
+
+    def read(self, first: int, n: int) -> tuple[Float[Tensor, "b g n d"], Float[Tensor, "b g n e"]]:
+        """Return n of the `kept` entries from the given one on; the cache must not be empty."""
+        assert self._buffer is not None
+        return self._buffer.read(self._end - self.kept + first, n)
+
     def join(self, k: Float[Tensor, "b g n d"]) -> Float[Tensor, "b g j d"]:
         """Return the keys that `append` would return, in a new tensor, without changing the cache."""
         if self._buffer is None:
             return k
-        past, _ = self._buffer.read(self._end - self.kept, self.kept)
+        past, _ = self.read(0, self.kept)
         _check_fits("k", k, past)
         return torch.cat((past, k), 2)
 

@@ -33,6 +33,7 @@ from .linear import current_product
 from .norms import PostNorm, PreNorm
 from .prepacked import PrepackedWeights, is_plain_tensor
 from .row_starts import RowStarts
+from .static_cache import StaticCache, StaticKeyValues
 
 HIDDEN_PER_CALL = 2**15  # numbers of hidden keys that take about as long as one more call of the kernel
 Map = Callable[[Tensor], Tensor]
@@ -72,6 +73,11 @@ class FastSteps:
             self._compiled = CompiledSteps(self._blocks)
         return None if self._compiled.needs_modules() else self._compiled.steps
 
+    def refresh(self) -> None:
+        """Copy weights again where steps have copies of them, for steps that serve several decodings."""
+        if self._compiled is not None:
+            self._compiled.refresh()
+
 
 class CompiledSteps:
     """The steps of blocks as these were when it was built, and what has to be checked before each use."""
@@ -84,12 +90,18 @@ class CompiledSteps:
         self._parts = list(self._find_parts())
         self._device = next((x.device.type for block in blocks for x in block.parameters()), "cpu")
         self._copied: list[Tensor] = []
+        self._refreshes: list[Callable[[], None]] = []
         try:
             self.steps: tuple[Step, ...] | None = tuple(self._compile_block(block) for block in blocks)
         except Unsupported:
             self.steps = None
         self._versions = list(map(VERSION, self._copied))
         self._hook_id = -1
+
+    def refresh(self) -> None:
+        """Copy the weights again to where they were copied: a change through `weight.data` has no version."""
+        for refresh in self._refreshes:
+            refresh()
 
     def is_current(self) -> bool:
         """Return whether modules and parameters are the same objects as before, and copied weights are unchanged."""
@@ -155,8 +167,9 @@ class CompiledSteps:
         heads, groups, d = layer.heads, layer.kv_heads, layer.head_dim
         widths = (heads * d, 2 * groups * d)
 
-        def attention(x: Tensor, cache: KVCache, positions: Tensor | None) -> Tensor:
-            b, starts, first = x.shape[0], cache.starts, cache.length - cache.kept
+        def attention(x: Tensor, cache: KVCache | StaticCache, positions: Tensor | None) -> Tensor:
+            b, starts = x.shape[0], cache.starts
+            first = 0 if isinstance(cache, StaticCache) else cache.length - cache.kept
             q, both = query(x).split_with_sizes(widths, 1)  # b (h d), b (g 2 d)
             q, both = q.view(b, heads, 1, d), both.view(b, groups, 1, 2 * d)  # b h i d, b g j 2d
             if is_changed:
@@ -171,7 +184,10 @@ class CompiledSteps:
                 k, v = cache.append(k, v)
             else:
                 k, v = cache.extend(both, d)
-            y = kernel(q, k, v) if starts is None else attend_from(starts, first, q, k, v)
+            if isinstance(cache, StaticCache):
+                y = cache.attend(q, k, v)
+            else:
+                y = kernel(q, k, v) if starts is None else attend_from(starts, first, q, k, v)
             return out(y.reshape(b, heads * d))
 
         return attention
@@ -186,10 +202,20 @@ class CompiledSteps:
                 heads = zip(k.detach().split(d), v.detach().split(d), strict=True)
                 return torch.cat([q.detach(), *(x for head in heads for x in head)])
 
-        weight, bias = merge(*(projection.weight for projection in projections)), None
-        if any(projection.bias is not None for projection in projections):
+        def merge_all() -> tuple[Tensor, Tensor | None]:
+            weight = merge(*(projection.weight for projection in projections))
+            if all(projection.bias is None for projection in projections):
+                return weight, None
             zeros = (projection.weight.new_zeros(projection.out_features) for projection in projections)
-            bias = merge(*(x if y.bias is None else y.bias for y, x in zip(projections, zeros, strict=True)))
+            return weight, merge(*(x if y.bias is None else y.bias for y, x in zip(projections, zeros, strict=True)))
+
+        def refresh() -> None:
+            for old, new in zip((weight, bias), merge_all(), strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new)
+
+        weight, bias = merge_all()
+        self._refreshes.append(refresh)
         return lambda x: current_product()(x, weight, bias)
 
 
@@ -229,7 +255,10 @@ def cross_attention(layer: Attention) -> Step:
         is_shared = k.shape[0] != rows
         q = q.view(k.shape[0], -1, heads, d).transpose(1, 2) if is_shared else q.view(rows, heads, 1, d)  # b h i d
         q = q if norm is None else norm(q)
-        y = kernel(q, k, v) if mask is None else attend(q, k, v, mask=mask)
+        if isinstance(source, StaticKeyValues):
+            y = source.attend(q)
+        else:
+            y = kernel(q, k, v) if mask is None else attend(q, k, v, mask=mask)
         return out((y.transpose(1, 2) if is_shared else y).reshape(rows, heads * d))
 
     return attention

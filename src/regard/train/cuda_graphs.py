@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cuda_graphs import GraphRecorder
 from .distributed import Group
 
 Pass = Callable[[Any, float], tuple[Tensor, Tensor]]
@@ -32,7 +33,7 @@ class Replayed:
             raise ValueError(f"graphs=True needs a model on a GPU, got one on {self.device}; leave graphs out")
         if group.size > 1:
             raise ValueError(f"graphs=True needs a single process, got {group.size}; leave graphs out")
-        self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+        self.recorder = GraphRecorder(self.device)
         self.met: set[Shape] = set()
         self.graphs: dict[Shape, _Graph] = {}
 
@@ -47,23 +48,21 @@ class Replayed:
 
     def _capture(self, batch: dict[str, Tensor]) -> _Graph:
         inputs = {name: torch.empty_like(x, device=self.device).copy_(x) for name, x in batch.items()}
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-                loss, count = self.run(inputs, 1.0)
+            replay, (loss, count) = self.recorder.record(lambda: self.run(inputs, 1.0))
         except RuntimeError as error:
             raise ValueError(
                 f"the model cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); its loss must not read "
                 "tensor values on the host, as packed recurrent networks do; train it without graphs"
             ) from error
-        return _Graph(graph, inputs, loss, count)
+        return _Graph(replay, inputs, loss, count)
 
 
 @dataclass(frozen=True)
 class _Graph:
     """A captured pass, its input tensors, and its output tensors."""
 
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     inputs: dict[str, Tensor]
     loss: Tensor
     count: Tensor
@@ -71,7 +70,7 @@ class _Graph:
     def __call__(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         for name, x in batch.items():
             self.inputs[name].copy_(x, non_blocking=True)
-        self.graph.replay()
+        self.replay()
         return self.loss, self.count
 
 
