@@ -379,3 +379,27 @@ def test_scores_are_those_of_one_pass(peers):
     logits = ours(torch.cat((ids, targets), 1))[:, 5:-1].double().log_softmax(-1)
     expected = logits.gather(2, targets[..., None]).sum((1, 2))
     close(torch.tensor([one[0].log_probability for one in found], dtype=D), expected.detach(), 1e-4)
+
+
+@pytest.mark.compiled
+def test_a_compiled_loss_serves_another_size_and_any_length():
+    """One process, two sizes and three lengths: each size compiles for one length and then once for all others."""
+    torch._dynamo.reset()
+    stats = torch._dynamo.utils.counters["stats"]
+    compiled = [stats["unique_graphs"]]
+    for dim in (16, 24):
+        config = GptConfig(vocabulary=31, length=64, dim=dim, depth=2, heads=2, dropout=0.0, attention_dropout=0.0)
+        model = Gpt(config)
+        loss = torch.compile(model.loss, backend="aot_eager")
+        for n in (20, 33, 28, 45):
+            ids = torch.randint(31, (3, n))
+            model.zero_grad()
+            loss({"ids": ids}).mean.backward()
+            found = model.tokens.table.weight.grad.clone()
+            model.zero_grad()
+            model.loss({"ids": ids}).mean.backward()
+            torch.testing.assert_close(found, model.tokens.table.weight.grad)
+        compiled.append(stats["unique_graphs"])
+    first, second, third = compiled
+    assert second - first <= 2
+    assert third - second <= 2

@@ -144,7 +144,7 @@ def test_a_search_goes_on_with_modules_when_a_hook_comes_or_rows_repeat(recorded
     model, seen = model_of("llama"), []
     ids = torch.randint(2, VOCABULARY, (3, 30))
     whole = model(ids)
-    state = model.replayed(model.start(ids[:, :5]), 99)
+    state = model.replay_steps(model.start(ids[:, :5]), 99)
     assert isinstance(state, ReplayedState)
     for n in range(5, 9):
         logits, state = model.step(ids[:, n], state)
@@ -155,7 +155,7 @@ def test_a_search_goes_on_with_modules_when_a_hook_comes_or_rows_repeat(recorded
     assert more.rows == 6
     torch.testing.assert_close(model.step(ids[rows, 9], more)[0], whole[rows, 9], rtol=0, atol=1e-10)
 
-    state = model.replayed(model.start((ids[:, :5], torch.tensor([5, 5, 5]))), 99)
+    state = model.replay_steps(model.start((ids[:, :5], torch.tensor([5, 5, 5]))), 99)
     _, state = model.step(ids[:, 5], state)
     state = state.select(torch.tensor([2, 0])).select(torch.tensor([1]))
     handle = model.blocks[0].register_forward_hook(lambda *_: seen.append(1))
@@ -169,7 +169,7 @@ def test_a_search_goes_on_with_modules_when_a_hook_comes_or_rows_repeat(recorded
 @torch.no_grad()
 def test_a_state_that_was_overwritten_raises(recorded):
     model, one = model_of("gpt"), torch.tensor([3])
-    state = model.replayed(model.start(torch.tensor([[1, 2]])), 99)
+    state = model.replay_steps(model.start(torch.tensor([[1, 2]])), 99)
     after = model.step(one, state)[1]
     for use in (lambda: model.step(one, state), lambda: state.select(torch.tensor([0]))):
         with pytest.raises(RuntimeError, match="this state was overwritten by a later step of its search"):
@@ -203,8 +203,8 @@ def test_a_recording_that_fails_is_said_and_modules_run(recorded, monkeypatch):
 def test_objections_name_the_reason(recorded, monkeypatch):
     model = model_of("gpt")
     assert replay_objection(model) is None
-    assert replay_objection(object()) == "object has no replayed(state, steps)"
-    assert replay_objection(model.watched("self.0")) == "Watched has no replayed(state, steps)"
+    assert replay_objection(object()) == "object has no replay_steps(state, steps)"
+    assert replay_objection(model.watched("self.0")) == "Watched has no replay_steps(state, steps)"
     assert replay_objection(model.train()) == "the model is in training mode; call model.eval()"
     with torch.autocast("cpu", torch.bfloat16):
         assert replay_objection(model.eval()).startswith("autocast is on, or a block does more than softmax")
@@ -293,7 +293,7 @@ def test_cuda_graphs_are_as_close_to_float64_as_modules(dtype):
     ids = torch.randint(2, VOCABULARY, (4, 40), device="cuda")
     with torch.no_grad():
         rounded = copy.deepcopy(model).double()
-        want, eager, state = rounded(ids), model.start(ids[:, :3]), model.replayed(model.start(ids[:, :3]), 99)
+        want, eager, state = rounded(ids), model.start(ids[:, :3]), model.replay_steps(model.start(ids[:, :3]), 99)
         assert isinstance(state, ReplayedState)
         errors = [0.0, 0.0]
         for n in range(3, 40):

@@ -72,9 +72,10 @@ class Limits:
 
     def are_ends(self, tokens: Tensor) -> Tensor:
         """Return True for tokens that end a hypothesis."""
-        if len(self.ends) == 1:
-            return tokens == self.ends[0]
-        return torch.isin(tokens, torch.tensor(self.ends, dtype=tokens.dtype, device=tokens.device))
+        over = tokens == self.ends[0] if self.ends else torch.zeros_like(tokens, dtype=torch.bool)
+        for end in self.ends[1:]:  # a comparison each, since `isin` would copy the ends to the device at every step
+            over = over | (tokens == end)
+        return over
 
     @property
     def allow_all(self) -> bool:

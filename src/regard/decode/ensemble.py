@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from .stepper import Stepper, advance, attention_of, read, replay_objection, replayed, rows_of
+from .stepper import Stepper, advance, attention_of, read, replay_objection, replay_steps, rows_of
 
 
 class Ensemble:
@@ -66,10 +66,10 @@ class Ensemble:
         pairs = zip(self.members, state.states, strict=True)
         return EnsembleState(tuple(read(member, tokens, each) for member, each in pairs))
 
-    def replayed(self, state: EnsembleState, steps: int) -> EnsembleState:
+    def replay_steps(self, state: EnsembleState, steps: int) -> EnsembleState:
         """Return a state whose next steps are CUDA graphs in the members that can."""
         pairs = zip(self.members, state.states, strict=True)
-        return EnsembleState(tuple(replayed(member, each, steps) for member, each in pairs))
+        return EnsembleState(tuple(replay_steps(member, each, steps) for member, each in pairs))
 
     def replay_objection(self) -> str | None:
         """Return why the steps of some member are no CUDA graphs, None if all are."""

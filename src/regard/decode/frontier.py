@@ -13,7 +13,7 @@ from .backpointers import SearchStep, Trace
 from .constraints import Limits
 from .hypothesis import Hypothesis
 from .prefix import TargetPrefix, Tokens
-from .stepper import Stepper, advance, attention_of, replayed
+from .stepper import Stepper, advance, attention_of, replay_steps
 
 
 class Frontier:
@@ -55,7 +55,7 @@ class Frontier:
         """Return the logits of each row, -inf for tokens that may not follow, and the log-sum-exp of all its logits."""
         if self._replay_from <= self.step <= 1:  # before the first step, a cache may be empty
             steps = self._rest.shape[1] + self.limits.max_length - self.step
-            self._state = replayed(self._stepper, self._state, steps)
+            self._state = replay_steps(self._stepper, self._state, steps)
         logits, self._state = advance(self._stepper, self._tokens, self._state)
         self.attention = attention_of(self._state)
         if self.step == 0:

@@ -57,9 +57,10 @@ def follow_one_path(frontier: Frontier, pick: Callable[[Tensor, Frontier], Tenso
         gains = (logits.gather(1, tokens[:, None])[:, 0] - total).double()
         rows = torch.arange(len(tokens), device=tokens.device)
         over = frontier.choose(rows, tokens, gains)
-        if bool((lost := ~(gains > -math.inf)).any()):
-            raise frontier.dead_end(rows[lost][0], gains[lost][0])
-        if bool(over.any()):
+        lost = ~(gains > -math.inf)
+        if bool((lost | over).any()):  # the only wait for the device in a step
+            if bool(lost.any()):
+                raise frontier.dead_end(rows[lost][0], gains[lost][0])
             closed.append((frontier.sentences[over], rows[over], torch.full_like(rows[over], frontier.step - 1)))
             rows = rows[~over]
         frontier.keep(rows)

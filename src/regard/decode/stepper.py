@@ -39,7 +39,7 @@ class Stepper(Protocol):
 
     A stepper may also have `read(tokens, state) -> state`, for tokens `(rows, n)`: a step without logits, as for a long
     prompt; and `read_rows(rows, state) -> state` for a list with the tokens of each row, of different lengths, after
-    `start(None)`. A search uses each state once, so it asks for `replayed(state, steps) -> state`, whose steps may
+    `start(None)`. A search uses each state once, so it asks for `replay_steps(state, steps) -> state`, whose steps may
     overwrite the state before, as CUDA graphs do; `replay_objection() -> str | None` says why they would not.
     """
 
@@ -91,9 +91,9 @@ def read_rows(stepper: Stepper, rows: Sequence[Tensor], state: Any) -> Any:
     return None if read is None else read(rows, state)
 
 
-def replayed(stepper: Stepper, state: Any, steps: int) -> Any:
-    """Return a state for at most so many steps, each of which may overwrite the state before, if the stepper can."""
-    method = getattr(stepper, "replayed", None)
+def replay_steps(stepper: Stepper, state: Any, steps: int) -> Any:
+    """Return a state for at most `steps` steps that may overwrite the states before, if the stepper has one."""
+    method = getattr(stepper, "replay_steps", None)
     return state if method is None else method(state, steps)
 
 
@@ -109,7 +109,7 @@ def replay_objection(stepper: Stepper) -> str | None:
     if method is not None:
         objection: str | None = method()
         return objection
-    return f"{type(stepper).__name__} has no replayed(state, steps)"
+    return f"{type(stepper).__name__} has no replay_steps(state, steps)"
 
 
 def rows_of(state: Any) -> int | None:

@@ -145,9 +145,9 @@ class Captioner(nn.Module):
         """Read tokens `(rows,)` or `(rows, n)`; return the logits of each next token, and the state after the last."""
         return self.decoder.step(tokens, state)
 
-    def replayed(self, state: Any, steps: int) -> Any:
+    def replay_steps(self, state: Any, steps: int) -> Any:
         """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
-        return self.decoder.replayed(state, steps) if self.config.attention == "transformer" else state
+        return self.decoder.replay_steps(state, steps) if self.config.attention == "transformer" else state
 
     def replay_objection(self) -> str | None:
         """Return why steps of a search are no CUDA graphs, None if they are."""

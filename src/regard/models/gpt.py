@@ -257,7 +257,7 @@ class Gpt(nn.Module):
             return state.step(tokens)
         return step(tokens, state, advance=self._advance, logits=self.logits)
 
-    def replayed(self, state: GptState, steps: int) -> Any:
+    def replay_steps(self, state: GptState, steps: int) -> Any:
         """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
         return graphs_of(self).begin(state, steps)
 

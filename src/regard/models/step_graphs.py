@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import torch_internals
-from ..cuda_graphs import GraphRecorder
+from ..graph_recorder import GraphRecorder
 from ..nn import LearnedPositions
 from ..nn.fast_decode import GLOBAL_HOOKS, FastSteps, has_hooks
 from ..nn.row_starts import RowStarts
@@ -32,7 +32,7 @@ FEWEST_STEPS = 8  # fewer take less time than a recording
 MIN_GROWTH = 256  # tokens that static caches have space for at first, unless the search is shorter
 MIN_SHRUNK_ROWS = 128  # a step of fewer rows takes as long as one of half of them
 MAX_KEPT = 8  # recorded steps per model that no search uses at the moment
-MAX_KEPT_BYTES = 2**31  # of their caches
+MAX_KEPT_BYTES = 2**31  # the caches of recorded steps that no search uses
 NO_ATTENTION: Mapping[str, Tensor] = MappingProxyType({})
 
 _graphs: weakref.WeakKeyDictionary[nn.Module, StepGraphs] = weakref.WeakKeyDictionary()
@@ -87,7 +87,7 @@ class StepGraphs:
         return self.failure
 
     def begin(self, state: CachedState | ReplayedState, steps: int) -> Any:
-        """Return the state with static caches, for a search of at most so many steps; or as it is."""
+        """Return the state with static caches, for a search of at most `steps` steps; or as it is."""
         if isinstance(state, ReplayedState):
             return state
         first = state.caches[0]
@@ -150,7 +150,7 @@ class StepGraphs:
         return False
 
     def _forget_other_weights(self, model: nn.Module) -> None:
-        """Drop what was recorded with other weights; weights that changed in place are read by a replay."""
+        """Drop the graphs of other weights; a replay reads weights that changed in place."""
         weights = [(id(x), x.data_ptr(), x.dtype) for x in chain(model.parameters(), model.buffers())]
         if weights != self._weights or self._steps is not self.fast.steps():
             self.fast = FastSteps(model.blocks)  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ class ReplayedSearch:
         if not self.recorded.source:
             return self.next(len(order), order)
         owners = order.div(each, rounding_mode="floor").view(-1, each)
-        if not bool((owners == owners[:, :1]).all()):  # as after `DecoderState.select`, `each` would change
+        if not bool((owners == owners[:, :1]).all()):  # a source would have another number of hypotheses
             return None
         sources = owners[:, 0]
         in_place = torch.equal(sources, torch.arange(len(sources), device=sources.device))

@@ -199,9 +199,9 @@ class Transformer(nn.Module):
         """Return the state after the tokens: a step without logits."""
         return self.decoder.read(tokens, state)
 
-    def replayed(self, state: DecoderState, steps: int) -> Any:
+    def replay_steps(self, state: DecoderState, steps: int) -> Any:
         """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
-        return self.decoder.replayed(state, steps)
+        return self.decoder.replay_steps(state, steps)
 
     def replay_objection(self) -> str | None:
         """Return why steps of a search are no CUDA graphs, None if they are."""

@@ -80,7 +80,7 @@ class TransformerDecoder(nn.Module):
             return state.step(tokens)
         return step(tokens, state, advance=self._advance, logits=self.logits)
 
-    def replayed(self, state: DecoderState, steps: int) -> Any:
+    def replay_steps(self, state: DecoderState, steps: int) -> Any:
         """Return a state whose next steps are CUDA graphs, for a search that uses no state twice; or as it is."""
         return graphs_of(self).begin(state, steps)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import GraphRecorder
+from ..graph_recorder import GraphRecorder
 from .distributed import Group
 
 Pass = Callable[[Any, float], tuple[Tensor, Tensor]]

@@ -18,13 +18,14 @@ from ...checks import check_broadcast, check_int, check_tensor
 from ...ops.terms.biases import Added, Bias, Clipped, Relative
 from ...ops.terms.coordinates import Coordinates, Point, look_up
 from ...ops.terms.masks import Causal, Documents, Padding, Prefix, Window
-from ...ops.terms.masks.mask_algebra import Mask
+from ...ops.terms.masks.mask_algebra import Mask, conjuncts
 from ...ops.terms.term import term
 
 if TYPE_CHECKING:
     from ...ops.shape import Sizes
 
-ENTRIES = 2**22  # mask elements inspected per block
+ENTRIES, ENTRIES_ON_GPU = 2**22, 2**24  # mask elements inspected per block
+BYTES_ON_GPU = 2**28  # the same if an element takes a byte: few blocks, since each takes the host as long as a kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class Edges:
     some: Tensor  # b i: True if the row sees any key
     keep: Tensor  # b j: True if any row sees the key
     everything: bool  # True if every row sees every key
+    unbroken: bool = False  # True if every row sees all keys from the first to the last, and at least one
 
     def distance(self, key: Tensor) -> Tensor:
         """Return key - row for the rows that see a key."""
@@ -70,10 +72,10 @@ class Rows:
 
         return Rows((batch.stop, heads.stop, i, j), block, self.device)
 
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self, *, on_gpu: int = ENTRIES_ON_GPU) -> Iterator[tuple[int, Tensor]]:
         """Yield the first row of each block, and the block."""
         b, h, i, j = self.shape
-        step = max(1, ENTRIES // max(1, b * h * j))
+        step = max(1, (on_gpu if self.device.type == "cuda" else ENTRIES) // max(1, b * h * j))
         for start in range(0, i, step):
             yield start, self.block(start, min(start + step, i))
 
@@ -81,16 +83,22 @@ class Rows:
         """Return the edges of a boolean mask without heads."""
         b, _, _, j = self.shape
         keep = torch.zeros(b, j, dtype=torch.bool, device=self.device)
-        first, last, some = [], [], []
-        everything = True
-        for _, seen in self.blocks():
+        first, count, runs = [], [], []
+        for _, seen in self.blocks(on_gpu=BYTES_ON_GPU):
             whole = seen[:, 0]
-            everything = everything and bool(whole.all())
             keep |= whole.any(1)
-            some.append(whole.any(2))
-            first.append(whole.to(torch.uint8).argmax(2))
-            last.append(j - 1 - whole.flip(2).to(torch.uint8).argmax(2))
-        return Edges(torch.cat(first, 1), torch.cat(last, 1), torch.cat(some, 1), keep, everything)
+            count.append(whole.sum(2))
+            first.append(whole.view(torch.uint8).argmax(2))
+            runs.append((whole[..., 1:] > whole[..., :-1]).sum(2) + whole[..., 0])
+        begin, number, several = torch.cat(first, 1), torch.cat(count, 1), torch.cat(runs, 1)
+        some = number > 0
+        everything, unbroken = torch.stack([(number == j).all(), (several == 1).all()]).tolist()
+        if unbroken:
+            end = begin + number - 1
+        else:
+            ends = (seen[:, 0].flip(2).view(torch.uint8).argmax(2) for _, seen in self.blocks(on_gpu=BYTES_ON_GPU))
+            end = j - 1 - torch.cat([*ends], 1)
+        return Edges(begin, end, some, keep, everything, unbroken)
 
     def are_those_of(self, mask: Mask, offset: int) -> bool:
         """True if a mask term agrees with every entry of a boolean mask without heads."""
@@ -160,13 +168,32 @@ def recognize(rows: Rows, *, offset: int | None = None) -> tuple[Mask | None, in
     if edges.everything:
         return None, given
     padding = None if bool(edges.keep.all()) else _padding(edges.keep)
-    if padding is not None and rows.are_those_of(padding, given):
+    if padding is not None and _agree(rows, edges, padding, given):
         return padding, given
     for mask, at in _guesses(edges, rows, offset):
         for guess in (mask,) if padding is None else (mask, mask & padding):
-            if rows.are_those_of(guess, at):
+            if _agree(rows, edges, guess, at):
                 return guess, at
     return Packed.of(rows), given
+
+
+def _agree(rows: Rows, edges: Edges, mask: Mask, offset: int) -> bool:
+    """True if a mask term agrees with every entry. Two unbroken runs of keys agree if they do at both of their ends."""
+    if not (edges.unbroken and all(map(_sees_unbroken_runs, conjuncts(mask)))):
+        return rows.are_those_of(mask, offset)
+    b, _, i, j = rows.shape
+    first, last = edges.first[:, None, :, None], edges.last[:, None, :, None]
+    keys = torch.cat([first - 1, first, last, last + 1], 3)  # b 1 i 4
+    batch = torch.arange(b, device=rows.device).view(-1, 1, 1, 1)
+    row = torch.arange(i, device=rows.device)[:, None]
+    seen = mask.over(Point(batch, torch.zeros_like(batch[:1]), row, keys.clamp(0, j - 1), offset)).expand_as(keys)
+    expected = torch.tensor([False, True, True, False], device=rows.device)
+    return bool(((seen == expected) | (keys < 0) | (keys >= j)).all())
+
+
+def _sees_unbroken_runs(mask: Mask) -> bool:
+    """True for masks of which each row sees all keys between the first and the last."""
+    return isinstance(mask, (Causal, Window)) or (isinstance(mask, Padding) and isinstance(mask.keys, tuple))
 
 
 def recognize_bias(rows: Rows, *, seen: Rows | None = None, offset: int) -> Bias | None:
