@@ -38,6 +38,9 @@ COMPILED_FUNCTION = "_torchdynamo_orig_callable"
 NOT_COMPILED = "_torchdynamo_disable"
 WRAPPER_MODULE = "torch._dynamo.external_utils"
 
+# Name of the submodule within what `torch.compile(module)` returns. Without it: compiled models are refused.
+ORIGINAL_MODULE = "_orig_mod"
+
 # Where torch.jit.script keeps the Python function it scripted. Without it: attention inside is only named.
 SCRIPT_ORIGINAL = "_torchdynamo_inline"
 
@@ -149,6 +152,24 @@ def compiles() -> bool:
     """Whether torch.compile'd functions run compiled. Without it: functions that run as written are reported too."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     return eval_frame is not None and eval_frame._stance.stance != "force_eager"
+
+
+def original_module(module: nn.Module) -> nn.Module:
+    """The module within what `torch.compile(module)` returned; any other module itself."""
+    original = module._modules.get(ORIGINAL_MODULE)
+    return module if original is None or "dynamo_ctx" not in module.__dict__ else original
+
+
+def compiled_slot(module: nn.Module) -> tuple[dict[str, Any], str] | None:
+    """The attribute with the function that runs a module compiled: its dictionary and name; None if uncompiled."""
+    if original_module(module) is not module:
+        return module.__dict__, "forward"
+    return None if module._compiled_call_impl is None else (module.__dict__, "_compiled_call_impl")
+
+
+def run_as_written(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, its hooks included, without the function that `module.compile()` made."""
+    return module._call_impl(*args, **kwargs)
 
 
 def is_always_true(condition: bool | torch.SymBool) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..torch_internals import original_module
 from .audit.audit import note_audited_layers
 from .audit.model_copy import FirstCall
 from .interception import diagnostics
@@ -147,11 +148,11 @@ def capture(
         gradients=gradients,
     )
     interpreter = Interpreter(recorder.store, holds_biases=keep is None)
-    tape = Tape.live(recorder, tokens, model)
-    first = FirstCall(model)
+    tape = Tape.live(recorder, tokens, original_module(model))
+    first = FirstCall(original_module(model))
     recording = first.recording() if audit else nullcontext()
     with intercept(model, recorder, interpreter, layout) as mode, note_silent_layers(mode, recorder), recording:
-        diagnostics.check_not_compiled(mode)
+        diagnostics.warn_scripted(mode)
         yield tape
     recorder.close()
     interpreter.begin_pass()

@@ -9,12 +9,25 @@ from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from torch import nn
+
+from ..torch_internals import ORIGINAL_MODULE, original_module
+
 MODEL_ITSELF = "(model)"
 
 
 def shown_name(layer: str) -> str:
     """Return the name of a layer for messages and tables."""
     return layer or MODEL_ITSELF
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of a model by name; what torch.compile made of a module has its name, and is left out."""
+    found = {}
+    for name, module in model.named_modules():
+        if original_module(module) is module:
+            found[".".join(part for part in name.split(".") if part != ORIGINAL_MODULE)] = module
+    return found
 
 
 def shown_calls(keys: Iterable[tuple[str, int]]) -> list[str]:

@@ -126,16 +126,6 @@ class Cosines(nn.Module):
         return (cosines.mul(9).sigmoid()[..., None] * x[:, None]).amax(2)
 
 
-def compiled_model():
-    return Example(model=torch.compile(Layer(sigmoid), backend="eager"), inputs=[torch.randn(2, N, DIM)])
-
-
-def compiled_part():
-    model = nn.Sequential(Layer(sigmoid))
-    model[0].compile(backend="eager")
-    return Example(model=model, inputs=[torch.randn(2, N, DIM)])
-
-
 def traced_model():
     x = torch.randn(2, N, DIM)
     with warnings.catch_warnings():
@@ -147,7 +137,7 @@ MIXERS = "Mamba, delta rule, linear attention and other known mixers"
 LIKE = "gates of experts, soft-argmax, routing"
 OPAQUE = "functions of `torch.compile`, kernels that do something else"
 REST = "all other code that mixes positions"
-MODELS = "compiled, scripted and traced models"
+MODELS = "scripted and traced models"
 # Classes of each kind in `known_mixers`, as the docs name them, and one of them with its module.
 CLASSES = {
     "delta rule": ("GatedDeltaNet, DeltaNet, KimiDeltaAttention", "Qwen3NextGatedDeltaNet", ""),
@@ -212,13 +202,6 @@ FORMS = (
             ("pooling", REST, "pooling", Pooling),
             ("recurrent layers", REST, "recurrence", Recurrence),
         )
-    ),
-    Form(
-        name="a compiled model or part of one",
-        family=MODELS,
-        outcome=REFUSED,
-        shown="attention inside torch.compile cannot be recorded",
-        examples=[compiled_model, compiled_part],
     ),
     Form(
         name="a scripted or traced model",

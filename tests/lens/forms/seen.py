@@ -85,6 +85,27 @@ def recorded_weights(q, k, v):
     return regard.weights(q, k, mask=regard.Causal()) @ v
 
 
+def compiled(build):
+    """Return the builder of a compiled model."""
+
+    def compile_whole():
+        example = build()
+        return Example(model=torch.compile(example.model, backend="eager"), inputs=example.inputs, truth=example.truth)
+
+    return compile_whole
+
+
+def compiled_part(build):
+    """Return the builder of a model with a compiled part."""
+
+    def compile_part():
+        example = build()
+        example.model.compile(backend="eager")
+        return Example(model=nn.Sequential(example.model), inputs=example.inputs, truth=example.truth)
+
+    return compile_part
+
+
 def our_layer():
     layer, x = regard.nn.Attention(DIM, heads=H, mask=regard.Causal()), torch.randn(B, N, DIM)
     exact = copy.deepcopy(layer).double()
@@ -301,6 +322,7 @@ def sampled_points(way):
 
 NODE_FEATURES = torch.randn(graphs.NODES, graphs.WIDTH, generator=torch.Generator().manual_seed(7))
 TORCH = "attention of PyTorch and `regard`"
+COMPILED = "models under `torch.compile`"
 LIBRARIES = "`flash_attn`, xformers, registered kernels"
 TRANSFORMERS = "the attention interface of transformers"
 BY_HAND = "`softmax(q @ k.mT) @ v` written out, in many variants"
@@ -347,6 +369,13 @@ FORMS = (
         outcome=SEEN,
         shown=TERMS,
         examples=[by(lambda q, k, v: regard.attend(q, k, v, mask=regard.Causal()), causal), our_layer],
+    ),
+    Form(
+        name="a compiled model, or a model with compiled blocks",
+        family=COMPILED,
+        outcome=SEEN,
+        shown=TERMS,
+        examples=[compiled(by(SDPA)), compiled_part(by(lambda q, k, v: softmax_of_dots(q, k) @ v))],
     ),
     *(
         Form(name=name, family=LIBRARIES, outcome=SEEN, shown=TERMS, library=library, examples=examples)

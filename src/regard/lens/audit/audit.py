@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ..capture_warning import CaptureWarning
 from ..interception.function_mode import AttentionMode, layer_of
 from ..interception.known_mixers import known_mixer
 from ..interception.opaque_calls import attached_values, opaque_attention
-from ..layer_names import within
+from ..layer_names import named_modules, within
 from ..recording.recorder import Recorder
 from .attention_ops import attention_ops
 from .model_copy import CannotAudit, FirstCall, copy_model, map_tensors, same_random_state, tensors_in
@@ -31,14 +33,19 @@ NOT_RECORDED = "it mixes positions, as changing one of them shows, and no attent
 def note_audited_layers(mode: AttentionMode, first: FirstCall, recorder: Recorder) -> None:
     """Note the layers that mix positions and have no entry; warn if the audit cannot run."""
     model = mode.model
+    # A copy of a compiled part would be compiled with the hooks of the audit.
+    as_written = torch.compiler.set_stance("force_eager") if mode.compiled_parts else nullcontext()
     try:
-        operators, mixing = _run_copies(model, first)
+        with as_written:
+            operators, mixing = _run_copies(model, first)
     except CannotAudit as reason:
         warnings.warn(f"the audit of {type(model).__name__} did not run: {reason}", CaptureWarning, stacklevel=5)
         return
-    names = {module: mode.names.get(id(module), name) for name, module in model.named_modules()}
+    names = {module: mode.names.get(id(module), name) for name, module in named_modules(model).items()}
     recorded, noted = recorder.recorded_layers, [each.layer for each in recorder.unseen]
     for module, found in mixing.items():
+        if module not in names:  # what torch.compile made of another
+            continue
         name = layer_of(names[module], module)
         if any(within(name, layer) for layer in recorded) or any(layer and within(layer, name) for layer in noted):
             continue

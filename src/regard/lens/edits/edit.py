@@ -23,7 +23,7 @@ from ..interception.intercept import intercept
 from ..interception.intercepted import InterceptedAttention
 from ..interception.kernel_call import NotUnderstood
 from ..interception.module_scan import attends, multiplies
-from ..layer_names import list_names, matches, own_name, shown_name
+from ..layer_names import list_names, matches, named_modules, own_name, shown_name
 from ..real_tokens import CROSS_NAMES
 from ..recording.unseen import EXPERT_GATE
 from ..tape.annotations import Tokens, TokensByLayer
@@ -247,7 +247,7 @@ def check_runs_twice(model: nn.Module, given: Mapping[str, Any]) -> None:
 
 def _may_cross_attend(model: nn.Module) -> bool:
     """Whether the name of a layer is that of a cross-attention, or of a decoder."""
-    names = [name.lower() for name, _ in model.named_modules()]
+    names = [name.lower() for name in named_modules(model)]
     return any(part in name for name in names for part in (*CROSS_NAMES, "decoder", "multihead_attn"))
 
 
@@ -295,7 +295,7 @@ BESIDE = (Core, nn.TransformerEncoderLayer)  # within a layer of ours, and aroun
 
 def check_layers_exist(model: nn.Module, patterns: Iterable[str]) -> None:
     """Raise if a pattern names no module of the model; the message has the layers that attend."""
-    known = dict(model.named_modules())
+    known = named_modules(model)
     for pattern in patterns:
         if not any(is_meant(layer_of(name, module), pattern) for name, module in known.items()):
             kinds: dict[str, type] = {n: type(m) for n, m in known.items() if type(m) not in BESIDE}

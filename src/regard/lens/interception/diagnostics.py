@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..capture_warning import CaptureWarning
-from ..layer_names import list_names, shown_name, within
+from ..layer_names import list_names, named_modules, shown_name, within
 from ..recording.recorder import Recorder
 from ..recording.unseen import describe
 from ..terms.interpret import MIN_REPORTED_BYTES
@@ -42,15 +42,10 @@ def check_capturable(model: nn.Module) -> None:
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a scripted model runs outside Python and cannot be recorded; capture the original model")
-    if "_orig_mod" in model._modules:
-        raise TypeError(
-            "attention inside torch.compile cannot be recorded; capture model._orig_mod instead, and call that within "
-            "the block"
-        )
 
 
-def check_not_compiled(mode: AttentionMode) -> None:
-    """Raise for compiled submodules; warn for scripted ones."""
+def warn_scripted(mode: AttentionMode) -> None:
+    """Warn of scripted submodules."""
     for part in mode.parts:
         if type(part) in SCRIPTED:
             name = shown_name(mode.names[id(part)])
@@ -58,12 +53,6 @@ def check_not_compiled(mode: AttentionMode) -> None:
                 f"the submodule {name!r} is scripted and runs outside Python, so its attention is not recorded",
                 CaptureWarning,
                 stacklevel=4,
-            )
-        elif part._compiled_call_impl is not None or "_orig_mod" in part._modules:
-            name = shown_name(mode.names[id(part)])
-            raise TypeError(
-                f"{name!r} is compiled, and attention inside torch.compile cannot be recorded; capture the model "
-                "before you compile it, or compile a copy"
             )
 
 
@@ -87,7 +76,7 @@ def note_unseen_layers(mode: AttentionMode, recorder: Recorder) -> None:
     if mode.flexed:
         recorder.note_unseen("", "flex_attention", FLEX_COMPILED)
     if len(recorder.unseen) > 1:
-        recorder.order_unseen(name for name, _ in mode.model.named_modules())
+        recorder.order_unseen(named_modules(mode.model))
 
 
 def _note_unrecognized_softmax(mode: AttentionMode, recorder: Recorder) -> None:

@@ -194,7 +194,7 @@ class AttentionMode(TorchFunctionMode):
         self.is_observer = self.recorder is not None  # it records, and never changes an output
         self.edges = None if self.recorder is None else EdgeProofs(self.recorder, _pause_interception)
         self.interpreter = Interpreter(Store()) if interpreter is None else interpreter
-        self.parts, self.names = _parts(model)
+        self.parts, self.names, self.compiled_parts = _parts(model)
         self.ran = False
         self.called = False  # was the model itself called, and not just submodules?
         self.compiled = False  # did an attention run inside a compiled function?
@@ -785,6 +785,10 @@ class AttentionMode(TorchFunctionMode):
         """True if the module is a part of the model itself, and not of a copy of it."""
         return self._on and id(module) in self.names and self.concerns(module)
 
+    def intercepts(self, module: nn.Module) -> bool:
+        """True if calls of the module in this thread are intercepted."""
+        return self._has_part(module) and not self.here.silent
+
     def concerns(self, module: nn.Module) -> bool:
         """True if calls from this thread belong to this mode.
 
@@ -980,12 +984,13 @@ LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))
 PLAIN_LEAVES = LEAVES | {nn.GELU, nn.ReLU, nn.SiLU, nn.Identity, nn.Tanh, nn.Sigmoid}
 
 
-def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
-    """Return the modules in which something may attend, the model itself first, and their names by id.
+def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str], list[nn.Module]]:
+    """Return the modules in which something may attend, the model first, their names by id, and compiled modules.
 
-    A walk over a model takes as long as the launch of one of its layers, so it skips leaves of PyTorch early.
+    A walk over a model takes as long as the launch of one of its layers, so it skips leaves of PyTorch early. What
+    `torch.compile` made of a module stands for that module, and has its name.
     """
-    parts, names = [model], {id(model): ""}
+    parts, names, compiled = [model], {id(model): ""}, list[nn.Module]()
     for module in parts:  # the list grows during the walk
         if type(module) in SCRIPTED or not module._modules:
             continue
@@ -996,10 +1001,13 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str]]:
                 continue
             if kind is nn.Sequential and all(type(each) in PLAIN_LEAVES for each in part._modules.values()):
                 continue
+            if kind not in SCRIPTED and torch_internals.compiled_slot(part) is not None:
+                compiled.append(part)
+                part = torch_internals.original_module(part)
             if id(part) not in names:
                 names[id(part)] = prefix + name
                 parts.append(part)
-    return parts, names
+    return parts, names, compiled
 
 
 @cache

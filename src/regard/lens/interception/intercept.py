@@ -26,9 +26,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
+from ...torch_internals import original_module
 from ..terms.interpret import Interpreter
 from . import edge_softmax, flash_attn, flex, transformers, xformers
 from .call_sites import has_searchable_code
+from .compiled_models import compiled_modules_seen
 from .function_mode import AttentionMode
 from .intercepted import Consumer
 from .patching import KernelMode, patched
@@ -46,8 +48,9 @@ def intercept(
     layout: str | Mapping[str, str] | None = None,
 ) -> Iterator[AttentionMode]:
     """Hand every attention call of the model to the consumer within the block."""
-    mode = AttentionMode(model, consumer, interpreter, layout)
+    mode = AttentionMode(original_module(model), consumer, interpreter, layout)
     with (
+        compiled_modules_seen(mode, [model, *mode.compiled_parts]),
         mode.install_hooks(),
         transformers.patched_interfaces(mode),
         patched_kernels(mode, mode.parts),

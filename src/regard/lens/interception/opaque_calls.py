@@ -35,8 +35,8 @@ class OpaqueCall(NamedTuple):
 
 COMPILED = OpaqueCall(
     "compiled function",
-    "its attention ran inside a torch.compile'd function, where it cannot be recorded. Disable compilation while "
-    "capturing: with torch.compiler.set_stance('force_eager'), capture(model)",
+    "its attention ran inside a torch.compile'd function, where it cannot be recorded. If that was a compiled module, "
+    "capture that module; else disable compilation: with torch.compiler.set_stance('force_eager'), capture(model)",
 )
 SCRIPTED = OpaqueCall(
     "scripted function",

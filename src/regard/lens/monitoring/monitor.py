@@ -73,7 +73,7 @@ class Monitor:
     without gradients do not count, nor what activation checkpointing computes again.
 
     Args:
-        model: the model, or the part of it, to watch; not compiled, and below wrappers such as DDP.
+        model: the model, or the part of it, to watch, compiled or not, and below wrappers such as DDP.
         every: the number of steps from one watched step to the next.
         measures: those to watch.
         to: a folder for `heads.csv`, `head_events.csv` and `heads.safetensors`; None keeps the history in memory.
@@ -283,7 +283,7 @@ class _Watch:
             if monitor._force_eager:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             else:
-                diagnostics.check_not_compiled(self.mode)
+                diagnostics.warn_scripted(self.mode)
             self.stack = stack.pop_all()
 
     def close(self) -> dict[str, dict[str, Tensor]]:
