@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PAIRS = 60_000  # of Europarl, for alignments
+FIRST = 2_000  # pairs of Multi30k, a small data set to fine-tune on
 WORD = re.compile(r"\w+(?:[-']\w+)*|[^\w\s]")
 
 
@@ -77,13 +78,20 @@ def _captions(path: Path, to: Path, few: int | None) -> None:
         (to / f"{split}.tsv").write_text("".join(lines[: None if few is None else 5 * few]), encoding="utf8")
 
 
-def _linked(path: Path, to: Path, few: int | None) -> None:
-    """Sentences cut and lower-cased as those with gold links are, beside the files as they are."""
+def _pairs(path: Path, to: Path, few: int | None) -> None:
+    """One side of a parallel text, and the file that a recipe makes of it.
+
+    `tokenized.*` holds sentences of Europarl, cut and lower-cased as those with gold links are; `first.*` holds the
+    first pairs of Multi30k.
+    """
     _plain(path, to, few)
     language = path.name.split(".")[1]
-    lines = _content(path).decode("utf8").splitlines()[: few or PAIRS]
-    tokenized = (" ".join(WORD.findall(line.lower())) + "\n" for line in lines)
-    (to / f"tokenized.{language}").write_text("".join(tokenized), encoding="utf8")
+    lines = _content(path).decode("utf8").splitlines()
+    if to.name == "europarl":
+        tokenized = (" ".join(WORD.findall(line.lower())) + "\n" for line in lines[: few or PAIRS])
+        (to / f"tokenized.{language}").write_text("".join(tokenized), encoding="utf8")
+    elif to.name == "multi30k":
+        (to / f"first.{language}").write_text("\n".join(lines[: few or FIRST]) + "\n", encoding="utf8")
 
 
 def _archive(path: Path, to: Path, few: int | None) -> None:
@@ -105,6 +113,6 @@ HANDLED: dict[str, Callable[[Path, Path, int | None], None]] = {
     "dev-v1.1.json": _questions,
     "captions.tsv": _captions,
     "images.tar": _archive,
-    "train.de": lambda path, to, few: (_linked if to.name == "europarl" else _plain)(path, to, few),
-    "train.en": lambda path, to, few: (_linked if to.name == "europarl" else _plain)(path, to, few),
+    "train.de": _pairs,
+    "train.en": _pairs,
 }

@@ -264,9 +264,10 @@ def test_data_is_unpacked_as_commands_take_it(tmp_path):
     packed(source / "fashion-mnist", "train-images-idx3-ubyte.gz", idx)
     packed(source / "flickr8k", "captions.tsv.gz", b"train\ta.jpg\tone\ndev\tb.jpg\ttwo\n")
     packed(source / "europarl", "train.de.gz", b"Ja, E-Mail!\n")
+    packed(source / "multi30k", "train.de.gz", b"Ein Hund.\nZwei Hunde.\nDrei.\n")
     tree = {"data": [{"paragraphs": [1, 2, 3]}] * 3}
     packed(source / "squad", "dev-v1.1.json.gz", json.dumps(tree).encode())
-    folders = ("tinyshakespeare", "fashion-mnist", "flickr8k", "europarl", "squad")
+    folders = ("tinyshakespeare", "fashion-mnist", "flickr8k", "europarl", "multi30k", "squad")
     prepare(source, to / "all", folders)
     prepare(source, to / "few", folders, few=2)
     assert [(to / "all" / "tinyshakespeare" / name).stat().st_size for name in ("train.txt", "valid.txt")] == [90, 10]
@@ -276,6 +277,7 @@ def test_data_is_unpacked_as_commands_take_it(tmp_path):
     assert (to / "all" / "flickr8k" / "dev.tsv").read_text() == "dev/b.jpg\ttwo\n"
     assert (to / "all" / "europarl" / "tokenized.de").read_text() == "ja , e-mail !\n"
     assert (to / "all" / "europarl" / "train.de").read_text() == "Ja, E-Mail!\n"
+    assert (to / "few" / "multi30k" / "first.de").read_text() == "Ein Hund.\nZwei Hunde.\n"
     assert json.loads((to / "few" / "squad" / "dev-v1.1.json").read_text())["data"] == [{"paragraphs": [1, 2]}] * 2
 
 
