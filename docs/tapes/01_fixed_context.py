@@ -1,5 +1,5 @@
-# How much each written digit depends on each digit that was read, by gradients, drawn as weights: through one vector,
-# and with the attention of the next chapter.
+# How much each written digit depends on each digit that was read, by gradients, drawn as weights: through one vector
+# ("one"), and with the next chapter's attention to all states ("all").
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -44,10 +44,10 @@ class Drawn(nn.Module):
 class Both(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one_vector, self.with_attention = Drawn(dependence(None)), Drawn(dependence("bahdanau"))
+        self.one, self.all = Drawn(dependence(None)), Drawn(dependence("bahdanau"))
 
     def forward(self):
-        return self.one_vector(), self.with_attention()
+        return self.one(), self.all()
 
 
 places = [f"digit {n}" for n in range(1, 9)]

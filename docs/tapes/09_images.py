@@ -1,4 +1,4 @@
-# A Vision Transformer over a handwritten digit: choose a head, and see the patches that the class token looks at.
+# A Vision Transformer over a handwritten digit: choose a head, then "Images" to see which patches a patch looks at.
 import torch
 
 from regard.data import digits
