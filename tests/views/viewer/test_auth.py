@@ -348,11 +348,11 @@ def test_the_token_becomes_a_strict_cookie(viewer, client):
     assert other.auth.token != viewer.auth.token
 
 
-def test_nothing_is_logged(viewer, client, capfd, caplog):
+def test_nothing_is_logged(viewer, client, capfd, logged):
     client.ask("/?token=" + viewer.auth.token, cookie=None)
     client.ask("/?token=wrong", cookie=None)
     client.ask("/api/session")
-    assert "token" not in caplog.text + "".join(capfd.readouterr())
+    assert "token" not in "".join((*(record.getMessage() for record in logged), *capfd.readouterr()))
 
 
 def test_more_than_enough_at_once_is_answered_with_a_hint(viewer, client, monkeypatch):

@@ -140,7 +140,7 @@ def test_what_is_pending_says_when_to_ask_again(knock, monkeypatch):
         assert parse_frame(body)[0]["state"] == "exact"
 
 
-def test_a_failure_inside_tells_nothing_of_the_inside(tape, knock, monkeypatch, caplog):
+def test_a_failure_inside_tells_nothing_of_the_inside(tape, knock, monkeypatch):
     def fails(self, capture, text):
         raise RuntimeError("secret at /home/somebody")
 
@@ -310,7 +310,7 @@ def test_closed_is_closed(tape):
     assert not any(thread.name.startswith("regard-") and not thread.daemon for thread in threading.enumerate())
 
 
-def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, caplog):
+def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, logged):
     viewer = Viewer([Capture(tape, "x")])
     client, answers = knock(viewer), []
     viewer._worker.do(lambda: time.sleep(0.3))
@@ -323,7 +323,7 @@ def test_who_still_waits_when_a_viewer_closes_is_told(tape, knock, caplog):
         thread.join(5)
     assert [response.status for response, _ in answers] == [503] * 3
     assert json.loads(answers[0][1])["error"] == "the viewer is closing"
-    assert not caplog.records
+    assert not logged
 
 
 def test_other_hosts_are_asked_for_by_name_and_warned_about(tape):
