@@ -23,15 +23,15 @@ test-all: $(READY) lint
 	$(PYTEST) -m '$(APART)'
 
 test-group: $(READY)
-	$(PYTEST) -m '($(GROUP)) and $(APART)'
+	$(PYTEST) tests -m '($(GROUP)) and $(APART)'
 
 # The group, then small models of other libraries, in an environment of their own, and docs/lens_cases.md.
 test-libraries: $(LIBRARIES)/.ready
-	$(PYTEST) -m 'libraries and $(APART)'
+	$(PYTEST) tests -m 'libraries and $(APART)'
 	$(LIBRARIES)/bin/python -m tests.lens.libraries
 
 test-%: $(READY)
-	$(PYTEST) -m '$* and $(APART)'
+	$(PYTEST) tests -m '$* and $(APART)'
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,13 +3,16 @@
 import fcntl
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
@@ -23,6 +26,16 @@ settings.register_profile(
     "nightly", parent=settings.get_profile("fast"), max_examples=int(os.environ.get("REGARD_EXAMPLES", 10_000))
 )
 settings.load_profile(os.environ.get("REGARD_HYPOTHESIS", "fast"))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not import a file of which `-m` wants no test, whichever of the marks in its text the test has."""
+    if collection_path.suffix != ".py" or collection_path.name == "__init__.py" or not config.option.markexpr:
+        return None
+    expression = Expression.compile(config.option.markexpr)
+    named = expression.idents() & set(re.findall(r"\bmark\.(\w+)", collection_path.read_text(encoding="utf8")))
+    subsets = chain.from_iterable(combinations(sorted(named), n) for n in range(len(named) + 1))
+    return None if any(expression.evaluate(lambda name, *, s=subset: name in s) for subset in subsets) else True
 
 
 @pytest.fixture(scope="session", autouse=True)

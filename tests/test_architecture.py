@@ -186,11 +186,11 @@ def test_an_import_circle_is_found():
 def private_symbols(path: Path) -> set[str]:
     """Names of PyTorch that begin with an underscore, and two that are private without one."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+    for node in ast.walk(house.tree(path)):
         if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "torch":
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
             found |= {f"{node.module}: {name}" for name in names if name.startswith("_") and name != "__future__"}
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute) and (node.attr.startswith("_") or node.attr == "next_id"):
             name = ast.unparse(node)
             private = re.fullmatch(r"(torch|torch_module|F|aten|forward_ad|overrides)(\.\w+)*\._[a-zA-Z]\w*", name)
             found |= {name} if private or name == "RemovableHandle.next_id" else set()

@@ -39,7 +39,8 @@ def judged(case: Case, shape: Shape, dtype: torch.dtype, device: str = "cpu") ->
     qkv, tensors = oracle.inputs(shape, case)
     qkv, tensors = typed(qkv, dtype), typed(tensors, dtype)
     results = []
-    for kind, place in ((torch.float64, "cpu"), (dtype, device)):
+    # In double precision on the CPU plain PyTorch is the judge itself.
+    for kind, place in dict.fromkeys(((torch.float64, "cpu"), (dtype, device))):
         with torch.device(place):
             x, t = (leaves([y.to(place) for y in typed(given, kind)]) for given in (qkv, tensors))
             out = oracle.attention(case, shape, *x, t)
@@ -47,7 +48,7 @@ def judged(case: Case, shape: Shape, dtype: torch.dtype, device: str = "cpu") ->
         wanted = [y for y in x + t if y.requires_grad]
         grads = torch.autograd.grad(out, wanted, grad, allow_unused=True) if out.requires_grad else [None] * len(wanted)
         results.append([y.detach().double().cpu() if y is not None else None for y in (out, *grads)])
-    truth, plain = results
+    truth, plain = results[0], results[-1]
     errors = [_largest(t - p) if t is not None else 0.0 for t, p in zip(truth, plain, strict=True)]
     sizes = [_largest(t) if t is not None else 0.0 for t in truth]
     # A gradient of few entries may come out right by luck; the worst relative error of the case is the fair one.
@@ -127,13 +128,15 @@ def test_output_and_gradients_are_those_of_the_oracle(case, shape, dtype, backen
         close(grad, want, error, GRADIENT, dtype, f"gradient {n}", scale)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("number", "case"), [*enumerate(CASES)], ids=str)
 @pytest.mark.usefixtures("poisoned")
-def test_flex_without_its_compiler_gives_the_output_of_the_oracle(case):
-    for shape in filter(case.fits, (SHAPES[2], SHAPES[6], SHAPES[-1])):
-        qkv, tensors, (truth, *_), (error, *_) = judged(case, shape, torch.float64)
-        out = attend_on("flex", *qkv, **case.terms(*tensors), offset=shape.offset)
-        close(out, truth, error, FORWARD, torch.float64, "output")
+def test_flex_without_its_compiler_gives_the_output_of_the_oracle(number, case):
+    """In one of three shapes: its code for a term is the same in all of them."""
+    shapes = [shape for shape in (SHAPES[2], SHAPES[6], SHAPES[-1]) if case.fits(shape)]
+    shape = shapes[number % len(shapes)]
+    qkv, tensors, (truth, *_), (error, *_) = judged(case, shape, torch.float64)
+    out = attend_on("flex", *qkv, **case.terms(*tensors), offset=shape.offset)
+    close(out, truth, error, FORWARD, torch.float64, "output")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

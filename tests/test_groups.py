@@ -7,8 +7,11 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.conftest import pytest_ignore_collect
 
 ROOT = Path(__file__).parents[1]
 GROUPS = tomllib.loads((ROOT / "tests" / "groups.toml").read_text(encoding="utf8"))
@@ -37,6 +40,7 @@ def marks(node: ast.AST) -> set[str]:
         for each in ast.walk(node)
         if isinstance(each, ast.Attribute)
         and isinstance(each.value, ast.Attribute)
+        and each.value.attr == "mark"
         and ast.unparse(each.value) == "pytest.mark"
     } - BUILT_IN
 
@@ -85,6 +89,20 @@ def used() -> dict[Path, set[str]]:
 
 def test_groups_are_the_marks_that_pyproject_declares():
     assert {line.partition(":")[0] for line in PYTEST["markers"]} == NAMES | APART
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_of_a_group_no_file_without_its_mark_is_imported(name, used):
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=f"({name}) and not slow and not gpu"))
+    ignored = {path for path in FILES if pytest_ignore_collect(path, config)}
+    assert ignored == {path for path in FILES if name not in used[path]} | {
+        path for path in FILES if name in file_marks(path) and {"slow", "gpu"} & file_marks(path)
+    }
+
+
+def test_of_the_core_every_file_is_imported():
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=PYTEST["addopts"][PYTEST["addopts"].index("-m") + 1]))
+    assert not any(pytest_ignore_collect(path, config) for path in FILES)
 
 
 def test_plain_pytest_runs_the_core_alone():

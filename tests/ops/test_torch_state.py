@@ -466,9 +466,11 @@ TRACED = {
 SINGLE_CALLS = ("plain", "causal", "padded", "causal, padded")
 
 
-@pytest.mark.parametrize("mode", ["real", "fake", pytest.param("symbolic", marks=pytest.mark.compiled)])
+SYMBOLIC = [pytest.param("symbolic", rows, marks=pytest.mark.compiled) for rows in (9, 5)]
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("real", 9), ("fake", 5), *SYMBOLIC])
 @pytest.mark.parametrize("terms", TRACED.values(), ids=TRACED)
-@pytest.mark.parametrize("rows", [9, 5])
 def test_make_fx_records_a_graph_that_holds_for_other_numbers(terms, mode, rows):
     q, k, v, _ = tensors(9)
     if "mask" in terms and isinstance(terms["mask"], R.Documents) and rows != 9:

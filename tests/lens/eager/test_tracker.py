@@ -223,16 +223,21 @@ def test_it_is_seen_in_other_modes(within):
 class Probe(nn.Module):
     """Counts what is held of the layers before it."""
 
-    def __init__(self):
-        super().__init__()
-        gc.collect()  # objects of other tests
-
     def forward(self, x):
         self.held = sum(type(each) in (Scores, SoftmaxOutput) for each in gc.get_objects())
         return x
 
 
+@pytest.fixture
+def frozen():
+    """Objects of other tests are not among `gc.get_objects()`."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("attention", CAUSAL, ids=lambda f: f.__name__)
+@pytest.mark.usefixtures("frozen")
 def test_nothing_is_held_of_layers_that_are_done(attention):
     model = nn.Sequential(layer := Layer(lambda q, k, v: (attention(q, k, v)[0], None)), Probe()).eval()
     with capture(model), torch.no_grad():

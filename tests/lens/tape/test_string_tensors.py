@@ -32,8 +32,11 @@ def test_equal_rows_are_stored_and_read_once():
     assert reader.read(more) == [["a"], ["b"]]
 
 
-@pytest.mark.parametrize(("texts", "n"), [(1, 2**20), pytest.param(2000, 512, marks=pytest.mark.thorough)])
-def test_a_tape_of_a_million_tokens_keeps_them(tmp_path, texts, n):
+@pytest.mark.parametrize(
+    ("texts", "n"),
+    [(1, 2**16), *(pytest.param(*size, marks=pytest.mark.thorough) for size in ((1, 2**20), (2000, 512)))],
+)
+def test_a_tape_of_many_tokens_keeps_them_out_of_the_header_of_its_file(tmp_path, texts, n):
     rng = random.Random(0)
     q = torch.zeros(texts, 1, n, 1, dtype=torch.bfloat16)
     tape = Tape({("layer", 0): weights(q, q, mask=Causal())})

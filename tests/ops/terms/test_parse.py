@@ -40,7 +40,7 @@ LEAVES = st.one_of(
     st.builds(Window, before=COUNTS, after=COUNTS),
     st.builds(Window, st.lists(SIZES, min_size=1, max_size=4)),
     st.builds(Chunked, SIZES),
-    st.builds(Dilated, SIZES, SIZES),
+    st.builds(Dilated, SIZES, st.integers(1, 2**22)),  # a product below 2^63
     st.builds(Neighborhood, st.tuples(*[st.integers(9, 40)] * 2), st.tuples(*[st.integers(1, 9)] * 2)),
     st.builds(Prefix, COUNTS),
     st.builds(Global, COUNTS | st.lists(COUNTS, max_size=4)),
