@@ -33,8 +33,7 @@ def with_living_parts(markdown: str, stem: str) -> str:
     parts = [body.rstrip()]
     if stem in WIDGETS:
         parts.append((Path(__file__).parent / WIDGETS[stem]).read_text(encoding="utf8").strip())
-    if (TAPES / f"{stem}.py").is_file():
-        parts.append(frame(stem))
+    parts.append(frame(stem))
     parts.append((EXERCISES / f"{stem}.md").read_text(encoding="utf8").strip())
     return "\n\n".join(parts) + "\n"
 
