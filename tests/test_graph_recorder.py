@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from regard import torch_internals
 from regard.graph_recorder import GraphRecorder
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -31,3 +32,27 @@ def test_a_function_that_waits_for_the_device_raises_and_leaves_the_stream_as_it
     replay, y = recorder.record(lambda: x + 1)
     replay()
     assert y.tolist() == [2.0] * 5
+
+
+@pytest.mark.gpu
+@cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_outlives_the_workspaces_of_products(dtype):
+    recorder = GraphRecorder(torch.device("cuda"))
+    x, weight = torch.randn(64, 512, device="cuda", dtype=dtype), torch.randn(32_000, 512, device="cuda", dtype=dtype)
+    up = torch.randn(512, 2048, device="cuda", dtype=dtype)
+
+    def run():
+        return (x @ up @ up.T) @ weight.T
+
+    recorder.warm_up(run)
+    replay, y = recorder.record(run)
+    expected = run()
+    torch_internals.clear_cublas_workspaces()
+    torch.cuda.empty_cache()
+    junk = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]
+    for _ in range(3):
+        replay()
+        torch.cuda.synchronize()
+    torch.testing.assert_close(y, expected)
+    assert len(junk) == 64

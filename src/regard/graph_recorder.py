@@ -7,6 +7,8 @@ from typing import Literal, TypeVar
 
 import torch
 
+from . import torch_internals
+
 T = TypeVar("T")
 
 
@@ -33,10 +35,14 @@ class GraphRecorder:
         No kernel runs while it is recorded. A function that reads tensor values on the host raises a RuntimeError.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        # A workspace that cuBLAS already has may be freed while the graph lives; a new one is memory of the graph.
+        torch_internals.clear_cublas_workspaces()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode=self.errors):
                 result = run()
         except BaseException:
             torch.cuda.set_stream(stream)  # a recording that fails would leave its own stream in place
             raise
+        finally:
+            torch_internals.clear_cublas_workspaces()  # nothing else may work in the memory of the graph
         return graph.replay, result

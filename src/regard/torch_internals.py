@@ -342,6 +342,11 @@ def next_hook_id() -> int:
 # --- Products and multi-tensor operations -----------------------------------------------------------------------------
 
 
+def clear_cublas_workspaces() -> None:
+    """Free the memory in which cuBLAS works. Without it: a CUDA graph may use memory that was freed."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def pack_linear_weight(weight: Tensor, rows: int) -> Tensor:
     """A weight in oneDNN's layout for products with that many rows. Without it and the next: `F.linear`, slower."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)

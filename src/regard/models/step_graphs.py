@@ -187,7 +187,7 @@ class RecordedStep:
         self.source = tuple(
             StaticKeyValues.like(source, rows=shape.sources, space=shape.source_space) for source in like.source
         )
-        self._like = replace(like, attention={})
+        self._like = replace(like, caches=(), source=(), attention={})
         self._graphs = weakref.ref(graphs)
         self._recorder = recorder_for(device)
         self._replays: dict[bool, tuple[Callable[[], None], Tensor]] = {}

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 MAX_HELD_BYTES = 2**27  # single-token steps are recorded together once their keys take more memory
+HELD_SHARE = 16  # on a GPU, once their keys take more than this part of its free memory too
 
 
 class HeldStep(NamedTuple):
@@ -89,6 +90,7 @@ class Recorder:
         self._held: list[HeldStep] = []
         self._held_rows: dict[str, int] = {}  # layer -> its steps that are held
         self._held_bytes = 0
+        self._held_share: int | None = None
         self._unseen: dict[tuple[str, str], Unseen] = {}
         self.guessed: dict[str, str] = {}  # layer -> why the choice between batch and heads is a guess
         keeps_all = self.layers is None and self.heads is None and self.keep is None and self.store.limit is None
@@ -215,8 +217,16 @@ class Recorder:
             self._held.append(step)
             self._held_rows[step.layer] = self._held_rows.get(step.layer, 0) + 1
             self._held_bytes += step.k.nbytes
-            if self._held_bytes > MAX_HELD_BYTES:
+            if self._held_bytes > MAX_HELD_BYTES and self._held_bytes > self._held_limit(step.k.device):
                 self._record_held_steps()
+
+    def _held_limit(self, device: torch.device) -> int:
+        """Return how many bytes of keys may be held: on a GPU a share of what is free, for recording them waits."""
+        if device.type != "cuda":
+            return MAX_HELD_BYTES
+        if self._held_share is None:
+            self._held_share = torch.cuda.mem_get_info(device)[0] // HELD_SHARE
+        return self._held_share
 
     def record(
         self,
