@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.decode import greedy
+from regard.decode import beam, greedy, sample
 from regard.lens import capture
 from regard.models import Gpt, GptConfig
 from regard.models.pretrained import load
@@ -39,9 +39,10 @@ def cases() -> Iterator[Case]:
     name = "Mistral shape, window 4096, N 32768"
     yield Case(name, functools.partial(passes, mistral, eager=False), baseline, {"capture": 1.05})
     yield Case("generate, greedy, 1024 + 128 tokens", generation, baseline, {"capture": 1.15})
-    for rows in (1, 64):
-        name = f"greedy decoding, GPT-2 shape, 6 x 512, {rows} rows"
-        yield Case(name, functools.partial(decoding, rows), ("generate, static cache",), {"regard": 0.67})
+    for search in ("greedy decoding", "sampling", "beam search of 4"):
+        for rows in (1, 64):
+            name = f"{search}, GPT-2 shape, 6 x 512, {rows} rows"
+            yield Case(name, functools.partial(decoding, search, rows), ("generate, static cache",), {"regard": 0.67})
     yield Case("greedy decoding, Marian shape, prefixes as lists", translation, ("generate",), {"regard": 0.67})
     yield Case("training GPT 12 x 768, 16 x 1024", training, ("regard, compiled", "transformers, compiled"), grad=True)
     yield Case("Gpt.loss compiled, two sizes and three lengths", compiled_sizes, (), grad=True)
@@ -226,8 +227,8 @@ def generation(size: Size) -> dict[str, Call]:
     return {"plain": plain, "capture": watched}
 
 
-def decoding(rows: int, size: Size) -> dict[str, Call]:
-    """Our greedy search beside `generate` over the same weights, with a cache that grows and with a static one."""
+def decoding(search: str, rows: int, size: Size) -> dict[str, Call]:
+    """Our search beside `generate` over the same weights, with a cache that grows and with a static one."""
     config = library().GPT2Config(
         vocab_size=size.of(32_000, 100),
         n_embd=size.of(512, 32),
@@ -243,19 +244,32 @@ def decoding(rows: int, size: Size) -> dict[str, Call]:
     n, new = size.of(64, 8), size.of(64, 4)
     ids = torch.randint(3, 90, (rows if not size.tiny else 2, n), device=size.device)
 
-    def regard() -> list[tuple[int, ...]]:
-        return [one.tokens for one in greedy(ours, ids[:, :-1], ids[:, -1:], end=None, max_length=new)]
+    prompt = {"source": ids[:, :-1], "prefix": ids[:, -1:], "end": None, "max_length": new}
+    options: dict[str, dict[str, Any]] = {
+        "greedy decoding": {"do_sample": False},
+        "sampling": {"do_sample": True, "top_k": 0},
+        "beam search of 4": {"do_sample": False, "num_beams": 4, "length_penalty": 0.0},
+    }
 
-    def generate(**options: Any) -> Tensor:
+    def regard() -> list[tuple[int, ...]]:
+        if search == "greedy decoding":
+            return [one.tokens for one in greedy(ours, **prompt)]
+        if search == "sampling":
+            return [one.tokens for (one,) in sample(ours, **prompt, seed=0)]
+        return [best[0].tokens for best in beam(ours, **prompt, width=4)]
+
+    def generate(**more: Any) -> Tensor:
         ones = torch.ones_like(ids)
         out: Tensor = theirs.generate(
-            ids, attention_mask=ones, do_sample=False, min_new_tokens=new, max_new_tokens=new, **options
+            ids, attention_mask=ones, min_new_tokens=new, max_new_tokens=new, **options[search], **more
         )
         return out
 
-    if (written := [tuple(row[n:]) for row in generate().tolist()]) != regard():
-        same = sum(a == b for x, y in zip(written, regard(), strict=True) for a, b in zip(x, y, strict=True))
-        print(f"note: {same} of {new * len(ids)} tokens are those of generate")
+    if search != "sampling":
+        written, tokens = generate()[:, n:].tolist(), regard()
+        same = sum(a == b for x, y in zip(written, tokens, strict=True) for a, b in zip(x, y, strict=True))
+        if same < new * len(ids):
+            print(f"note: {same} of {new * len(ids)} tokens are those of generate")
     return {
         "regard": regard,
         "generate": generate,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from regard.decode import Ensemble, greedy
+from regard.decode import Ensemble, beam, greedy, sample
 from regard.decode.prefix import TargetPrefix
 from regard.decode.stepper import advance, attention_of, device_of, read, rows_of, to_device
-from regard.models import Gpt, GptConfig
+from regard.models import Gpt, GptConfig, Transformer, TransformerConfig
 from tests.decode.searches import END, MOST, ROWS, starts
 from tests.decode.steppers import History, Table
 
@@ -78,10 +79,30 @@ def test_prefixes_and_sources_go_to_the_device_of_the_model():
     assert to_device(source, None) is source
 
 
+def marian_shape():
+    sizes = {"dim": 8, "heads": 2, "hidden": 12, "encoder_layers": 1, "decoder_layers": 2}
+    return Transformer(TransformerConfig(source_vocabulary=9, target_vocabulary=9, start=1, **sizes))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_lists_and_tensors_of_the_host_are_read_by_a_model_on_a_gpu():
-    model = tiny_gpt().eval()
-    want = greedy(model, torch.tensor([[1, 2], [3, 4]]), [[5], [6]], end=None, max_length=4)
-    got = greedy(model.cuda(), torch.tensor([[1, 2], [3, 4]]), [[5], [6]], end=None, max_length=4)
-    assert [x.tokens for x in got] == [x.tokens for x in want]
+@pytest.mark.parametrize(
+    ("make", "source"),
+    [
+        (tiny_gpt, torch.tensor([[1, 2], [3, 4]])),
+        (marian_shape, {"source": torch.tensor([[1, 2, 3], [3, 4, 0]]), "source_lengths": torch.tensor([3, 2])}),
+    ],
+)
+def test_lists_and_tensors_of_the_host_are_read_by_a_model_on_a_gpu(make, source):
+    model = make().double().eval()
+    searches = [greedy, partial(sample, seed=1), partial(beam, width=2)]
+    want = [search(model, source, [[5], [6]], end=None, max_length=10) for search in searches]
+    model.cuda()
+    got = [search(model, source, [[5], [6]], end=None, max_length=10) for search in searches]
+    assert [[x.tokens for x in flat_once(found)] for found in got] == [
+        [x.tokens for x in flat_once(found)] for found in want
+    ]
+
+
+def flat_once(found):
+    return [x for best in found for x in (best if isinstance(best, list) else [best])]

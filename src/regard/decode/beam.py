@@ -77,7 +77,8 @@ def beam(
         if coverage is not None:
             is_prefix = frontier.lengths < 1  # attention of prefix tokens is not counted, whatever other rows do
             covered = covered + coverage.attention_received(frontier.attention).masked_fill(is_prefix[:, None], 0.0)
-        if bool((ending := over[:, :width]).any()):
+        ending = over[:, :width]
+        if ending.is_cuda or bool(ending.any()):  # to add nothing takes a GPU less time than to wait for it
             final = scores[:, :width] / divisors.at(n)[:, None]
             if coverage is not None:
                 final = final + coverage(covered, frontier.sentences)[parents[:, :width]]

@@ -89,7 +89,8 @@ class Frontier:
             rows, self._tokens = candidates, step.tokens
         else:
             rows, self._tokens = step.parents[candidates], step.tokens[candidates]
-            if not torch.equal(rows, torch.arange(len(self.sentences), device=rows.device)):
+            # On a GPU the state is copied even if the rows are in place: to compare them would wait for the device.
+            if rows.is_cuda or not torch.equal(rows, torch.arange(len(self.sentences), device=rows.device)):
                 self._state = self._state.select(rows)
                 self.sentences, self._late = self.sentences[rows], self._late[rows]
         if self.limits.no_repeat is not None:

@@ -299,10 +299,11 @@ class ReplayedSearch:
         if not self.recorded.source:
             return self.next(len(order), order)
         owners = order.div(each, rounding_mode="floor").view(-1, each)
-        if not bool((owners == owners[:, :1]).all()):  # a source would have another number of hypotheses
-            return None
         sources = owners[:, 0]
-        in_place = torch.equal(sources, torch.arange(len(sources), device=sources.device))
+        are_in_place = sources == torch.arange(len(sources), device=sources.device)
+        is_even, in_place = torch.stack([(owners == owners[:, :1]).all(), are_in_place.all()]).tolist()
+        if not is_even:  # a source would have another number of hypotheses
+            return None
         return self.next(len(order), order, None if in_place else sources)
 
     def next(self, rows: int, order: Tensor | None = None, sources: Tensor | None = None) -> ReplayedState:
