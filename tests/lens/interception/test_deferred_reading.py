@@ -259,3 +259,29 @@ def test_a_generation_waits_no_more_often_for_more_tokens():
         added.append(watched.count - plain.count)
         assert all(A.shape[2] == 6 + tokens for A in tape.values())
     assert added[0] == added[1]
+
+
+def test_on_a_gpu_steps_are_held_up_to_a_share_of_its_free_memory(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (2**34, 2**35))
+    with capture(llama()) as tape:
+        recorder = tape._recorder
+    assert [recorder._held_limit(torch.device("cuda")) for _ in range(2)] == [2**30, 2**30]
+    assert len(asked) == 1
+    assert recorder._held_limit(torch.device("cpu")) == 2**27
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@torch.no_grad()
+def test_a_step_under_capture_never_waits_for_a_gpu():
+    model, ids = llama().cuda(), torch.arange(14).view(2, 7).cuda()
+    with capture(model):
+        out = model(ids, use_cache=True)
+        out = model(ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                out = model(ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
