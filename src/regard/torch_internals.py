@@ -156,8 +156,9 @@ def compiles() -> bool:
 
 def original_module(module: nn.Module) -> nn.Module:
     """The module within what `torch.compile(module)` returned; any other module itself."""
-    original = module._modules.get(ORIGINAL_MODULE)
-    return module if original is None or "dynamo_ctx" not in module.__dict__ else original
+    if ORIGINAL_MODULE not in module._modules or "dynamo_ctx" not in module.__dict__:
+        return module
+    return module._modules[ORIGINAL_MODULE] or module
 
 
 def compiled_slot(module: nn.Module) -> tuple[dict[str, Any], str] | None:

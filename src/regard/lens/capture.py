@@ -148,8 +148,9 @@ def capture(
         gradients=gradients,
     )
     interpreter = Interpreter(recorder.store, holds_biases=keep is None)
-    tape = Tape.live(recorder, tokens, original_module(model))
-    first = FirstCall(original_module(model))
+    original = original_module(model)
+    tape = Tape.live(recorder, tokens, original)
+    first = FirstCall(original)
     recording = first.recording() if audit else nullcontext()
     with intercept(model, recorder, interpreter, layout) as mode, note_silent_layers(mode, recorder), recording:
         diagnostics.warn_scripted(mode)

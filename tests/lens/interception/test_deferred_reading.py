@@ -264,8 +264,10 @@ def test_a_generation_waits_no_more_often_for_more_tokens():
 def test_on_a_gpu_steps_are_held_up_to_a_share_of_its_free_memory(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (2**34, 2**35))
-    with capture(llama()) as tape:
-        recorder = tape._recorder
+    model = llama()
+    with capture(model) as tape:
+        model(torch.arange(7)[None])
+    recorder = tape._recorder
     assert [recorder._held_limit(torch.device("cuda")) for _ in range(2)] == [2**30, 2**30]
     assert len(asked) == 1
     assert recorder._held_limit(torch.device("cpu")) == 2**27

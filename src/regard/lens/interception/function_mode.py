@@ -42,7 +42,7 @@ from ...ops.call import with_equal_batch_dims
 from ...ops.operator import attend
 from ...ops.terms.scores import Dot
 from ...ops.torch_state import in_functorch
-from ...torch_internals import functorch_transform
+from ...torch_internals import ORIGINAL_MODULE, functorch_transform
 from ..eager.dim_origins import Dim, join_dims
 from ..eager.given_layout import NO_LAYOUTS, GivenLayouts, LayoutMismatch
 from ..eager.head_layout import (
@@ -1001,7 +1001,11 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str], list[nn.M
                 continue
             if kind is nn.Sequential and all(type(each) in PLAIN_LEAVES for each in part._modules.values()):
                 continue
-            if kind not in SCRIPTED and torch_internals.compiled_slot(part) is not None:
+            if (
+                kind not in SCRIPTED
+                and (ORIGINAL_MODULE in part._modules or part._compiled_call_impl is not None)  # spares a call of each
+                and torch_internals.compiled_slot(part) is not None
+            ):
                 compiled.append(part)
                 part = torch_internals.original_module(part)
             if id(part) not in names:

@@ -48,9 +48,12 @@ def intercept(
     layout: str | Mapping[str, str] | None = None,
 ) -> Iterator[AttentionMode]:
     """Hand every attention call of the model to the consumer within the block."""
-    mode = AttentionMode(original_module(model), consumer, interpreter, layout)
+    original = original_module(model)
+    mode = AttentionMode(original, consumer, interpreter, layout)
+    is_compiled = original is not model or model._compiled_call_impl is not None
+    compiled = [model, *mode.compiled_parts] if is_compiled else mode.compiled_parts
     with (
-        compiled_modules_seen(mode, [model, *mode.compiled_parts]),
+        compiled_modules_seen(mode, compiled) if compiled else NOTHING_TO_PATCH,
         mode.install_hooks(),
         transformers.patched_interfaces(mode),
         patched_kernels(mode, mode.parts),
