@@ -1,8 +1,11 @@
-"""`python -m benchmarks.everyday [--only PART ...] [--tiny]`: everyday sizes on a GPU, beside eager and PyTorch.
+"""`python -m benchmarks.everyday [--only PART ...] [--within S] [--tiny]`: everyday sizes on a GPU, beside PyTorch.
 
 Short texts in batches, padding, float32, odd widths, decoding, and the first call of a process. Wall clock with a
 synchronize around each call, the calls of a case in turn, medians; memory is the peak that a call allocates beyond its
 inputs and the model. `--tiny` runs every case at a small size, on a CPU too, and saves nothing.
+
+`--within 150` repeats less, begins no case that may not end within 150 seconds, and measures the first calls of all
+kinds beside each other. Cases that it did not reach are named, and keep their saved rows.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import platform
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import date
 from importlib.metadata import version
@@ -26,7 +30,8 @@ from .everyday_operator import cases as operator_cases
 from .first_calls import FIRST, KINDS, LATER, latencies
 from .measure import Measured, save
 
-SECONDS = 0.5  # of repeats of one case
+SECONDS, SHORT_SECONDS = 0.5, 0.2  # of repeats of one case
+LONG_CASE = 25.0  # seconds that a case may take until it is measured: a model is built, and some calls compile
 FEWEST, MOST = 3, 30  # repeats
 FIELDS = [
     *("case", "call", "time", "quartiles", "baseline", "ratio", "bar", "met", "memory", "repeats", "machine"),
@@ -37,6 +42,7 @@ FIELDS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="measure only cases whose name holds one of these")
+    parser.add_argument("--within", type=float, metavar="S", help="begin no case that may not end within S seconds")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on any device; nothing is saved")
     arguments = parser.parse_args()
     if not (arguments.tiny or torch.cuda.is_available()):
@@ -46,11 +52,22 @@ def main() -> None:
     found = [*model_cases(), *operator_cases()]
     order = [*(case.name for case in found), *(f"first call, {kind}" for kind in KINDS)]
 
-    for case in found:
-        if any(part in case.name for part in arguments.only):
-            show(measured(case, size), order, size)
-    for kind in KINDS:
-        if any(part in f"first call, {kind}" for part in arguments.only):
+    begun, within = time.monotonic(), arguments.within
+    chosen = [case for case in found if any(part in case.name for part in arguments.only)]
+    kinds = [kind for kind in KINDS if any(part in f"first call, {kind}" for part in arguments.only)]
+    if within is not None:  # short ones first, and those that compile last
+        chosen.sort(key=lambda case: case.compiles)
+        with ThreadPoolExecutor() as pool:
+            tables = list(pool.map(lambda kind: list(first_calls(kind, size)), kinds))
+        for rows in tables:
+            show(rows, order, size)
+    for n, case in enumerate(chosen):
+        if within is not None and time.monotonic() - begun > within - LONG_CASE * (1 + case.compiles):
+            print("not measured:", *(f"{left.name};" for left in chosen[n:]))
+            return
+        show(measured(case, size, SECONDS if within is None else SHORT_SECONDS), order, size)
+    if within is None:
+        for kind in kinds:
             show(first_calls(kind, size), order, size)
 
 
@@ -64,7 +81,7 @@ def show(rows: Iterable[dict[str, object]], order: list[str], size: Size) -> Non
         keep(found, order)
 
 
-def measured(case: Case, size: Size) -> Iterator[dict[str, object]]:
+def measured(case: Case, size: Size, seconds: float = SECONDS) -> Iterator[dict[str, object]]:
     """Yield a row for each call of a case; a call that fails is a row too."""
     torch.manual_seed(0)
     with torch.no_grad() if not case.grad else nullcontext():
@@ -84,7 +101,7 @@ def measured(case: Case, size: Size) -> Iterator[dict[str, object]]:
                 failed[name] = said(error)
         running = {name: call for name, call in calls.items() if name not in failed}
         slowest = max([wall(call, size) for call in running.values()], default=1.0)
-        repeats = 1 if size.tiny else max(FEWEST, min(MOST, int(SECONDS / max(1, len(running)) / slowest)))
+        repeats = 1 if size.tiny else max(FEWEST, min(MOST, int(seconds / max(1, len(running)) / slowest)))
         taken: dict[str, list[float]] = {name: [] for name in running}
         for _ in range(repeats):
             for name, call in running.items():

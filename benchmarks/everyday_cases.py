@@ -32,3 +32,4 @@ class Case:
     baseline: tuple[str, ...]
     bars: Mapping[str, float] = field(default_factory=dict)
     grad: bool = False  # the calls differentiate
+    compiles: bool = False  # some calls are compiled by torch.compile, which takes long

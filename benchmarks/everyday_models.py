@@ -41,11 +41,17 @@ def cases() -> Iterator[Case]:
     yield Case("generate, greedy, 1024 + 128 tokens", generation, baseline, {"capture": 1.15})
     for search in ("greedy decoding", "sampling", "beam search of 4"):
         for rows in (1, 64):
-            name = f"{search}, GPT-2 shape, 6 x 512, {rows} rows"
-            yield Case(name, functools.partial(decoding, search, rows), ("generate, static cache",), {"regard": 0.67})
+            name, build = f"{search}, GPT-2 shape, 6 x 512, {rows} rows", functools.partial(decoding, search, rows)
+            yield Case(name, build, ("generate, static cache",), {"regard": 0.67}, compiles=True)
     yield Case("greedy decoding, Marian shape, prefixes as lists", translation, ("generate",), {"regard": 0.67})
-    yield Case("training GPT 12 x 768, 16 x 1024", training, ("regard, compiled", "transformers, compiled"), grad=True)
-    yield Case("Gpt.loss compiled, two sizes and three lengths", compiled_sizes, (), grad=True)
+    yield Case(
+        "training GPT 12 x 768, 16 x 1024",
+        training,
+        ("regard, compiled", "transformers, compiled"),
+        grad=True,
+        compiles=True,
+    )
+    yield Case("Gpt.loss compiled, two sizes and three lengths", compiled_sizes, (), grad=True, compiles=True)
 
 
 def passes(make: Callable[[Size], tuple[Any, dict[str, Tensor]]], size: Size, *, eager: bool = True) -> dict[str, Call]:
