@@ -22,6 +22,9 @@ KINDS = {
     "one head, all seen": ((2, 1, 256, 256, 128), ALL, Pattern()),
     "one attention, causal": ((1, 1, 256, 256, 64), ALL, Pattern(low=0)),
     "one block, part of a tile": ((1, 1, 40, 40, 64), frozenset({"received"}), Pattern()),
+    "narrow": ((2, 4, 256, 256, 32), ALL, Pattern(low=0)),
+    "wide": ((2, 4, 256, 256, 192), ALL, Pattern(low=0)),
+    "widest": ((2, 4, 256, 256, 256), ALL, Pattern(low=0)),
     "lengths": ((2, 4, 100, 256, 128), ALL - {"distance"}, Pattern(lengths=torch.tensor([3, 256], dtype=torch.int32))),
 }
 

@@ -15,6 +15,7 @@ from regard.kernels.tiles import (
     Pattern,
     TileConfig,
     TileLists,
+    dot_precision,
     list_strides,
     next_power_of_two,
     pack_bits,
@@ -154,3 +155,15 @@ def test_batch_rows_of_a_bias_are_those_of_its_values():
     assert KernelBias(values=values).for_batch(slice(2, 3)).values.flatten().tolist() == [4, 5]
     table = KernelBias(values=values, steps=(0, 1, 1, -1))  # no batch dim
     assert table.for_batch(slice(2, 3)) is table
+
+
+def test_float32_is_multiplied_in_three_products_unless_pytorch_allows_one(monkeypatch):
+    assert dot_precision(torch.float32) == "tf32x3"
+    assert dot_precision(torch.bfloat16) == "tf32"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert dot_precision(torch.float32) == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert dot_precision(torch.float32) == "tf32x3"

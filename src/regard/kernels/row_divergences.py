@@ -35,6 +35,7 @@ from .tiles import (
     Pattern,
     RowStream,
     ScoreTerms,
+    dot_precision,
     list_strides,
     log2_weights,
     padded_width,
@@ -507,7 +508,7 @@ def _arguments(A: Matrix, B: Matrix, config: DivergenceConfig) -> tuple[list[Any
         "DB": padded_width(B.q.shape[-1]),
         "CAP_A": A.cap,
         "CAP_B": B.cap,
-        "PRECISION": "ieee" if A.q.dtype == torch.float32 else "tf32",
+        "PRECISION": dot_precision(A.q.dtype),
     }
     return tensors, numbers, constants
 

@@ -11,6 +11,7 @@ partly hidden, ragged, or cross the diagonal, where distances change sign; their
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -227,6 +228,21 @@ def list_strides(tiles: Tensor) -> tuple[int, int, int]:
     """Return the strides of `b|1 h|1 tiles n`, 0 for a dim of size 1, which broadcasts."""
     b, h, rows, _ = tiles.stride()
     return 0 if tiles.shape[0] == 1 else b, 0 if tiles.shape[1] == 1 else h, rows
+
+
+@lru_cache(maxsize=16)
+def all_lengths(b: int, n: int, device: torch.device) -> Tensor:
+    """Return the lengths of b texts without padding: kernels take them rather than be compiled without lengths."""
+    with torch.inference_mode(False):
+        return torch.full((b,), n, dtype=torch.int32, device=device)
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """Return how a kernel multiplies tiles of this dtype: float32 in three products of TF32, or in one if allowed.
+
+    PyTorch's setting allows it: `torch.backends.cuda.matmul.fp32_precision`. Half precision has one product anyway.
+    """
+    return "tf32x3" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32" else "tf32"
 
 
 def next_power_of_two(n: int) -> int:

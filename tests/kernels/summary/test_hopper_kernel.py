@@ -63,7 +63,7 @@ CASES = {
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 80, 128, 192, 256])
 @pytest.mark.parametrize("case", CASES)
 def test_measures_equal_the_definition(case, d, dtype):
     (b, h, g, i, j), shape, terms, options = CASES[case]
@@ -96,7 +96,7 @@ def test_a_long_sequence_has_the_measures_of_the_generic_kernel(mask, monkeypatc
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [32, 64, 128, 256])
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (63, 63), (64, 64), (129, 129), (1000, 1000), (77, 301), (301, 77)])
 @pytest.mark.parametrize("mask", [None, R.Causal()], ids=["plain", "causal"])
 def test_single_measures_of_any_length_equal_the_definition(mask, n, m, d):
@@ -146,6 +146,16 @@ def test_a_key_that_no_query_sees_may_hold_anything():
     A = weights(q, k, mask=R.Causal(), offset=3)
     assert fused._band_for_hopper(A._call, q, frozenset(("received",)), None) is not None
     assert A.received().isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_features_beside_those_of_a_narrow_head_may_hold_anything():
+    q, k = (torch.randn(1, 200, 3, 80, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
+    k[:, 1] = torch.nan
+    A = weights(q, k)
+    assert fused._band_for_hopper(A._call, q, frozenset(("received",)), None) is not None
+    assert A.received()[:, 0].isfinite().all()
 
 
 @gluon.jit

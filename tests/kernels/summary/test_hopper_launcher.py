@@ -35,7 +35,10 @@ def test_outputs_do_not_overlap_and_are_padded_by_a_tile(monkeypatch):
         (True, 64, torch.bfloat16, None),
         (True, 128, torch.float16, (8, 32)),
         (True, 64, torch.float16, (8, 8)),
-        (False, 32, torch.bfloat16, None),
+        (True, 80, torch.bfloat16, None),
+        (True, 256, torch.float16, None),
+        (False, 40, torch.bfloat16, None),
+        (False, 272, torch.bfloat16, None),
         (False, 64, torch.float32, None),
         (False, 64, torch.bfloat16, (4, 8)),
         (False, 64, torch.bfloat16, (8, 4)),
@@ -75,6 +78,14 @@ def test_keys_as_matrix_addresses_every_head_in_any_memory_layout(stored, b, g):
         for h in range(g):
             row = m * batch + h * head
             assert torch.equal(matrix[row : row + 10, h * side : h * side + 64], k[m, h])
+
+
+def test_a_head_alone_has_no_columns_of_others_beside_it():
+    k = torch.randn(2, 10, 3, 80, dtype=torch.bfloat16).transpose(1, 2)
+    assert kernel.keys_as_matrix(k)[0].shape == (20, 240)
+    matrix, (batch, head), side = kernel.keys_as_matrix(k, alone=True)
+    assert (matrix.shape, batch, head, side) == ((60, 80), 30, 10, 0)
+    assert torch.equal(matrix.view(2, 3, 10, 80), k)
 
 
 @pytest.mark.parametrize(("n", "m"), [(5, 0), (0, 5)])

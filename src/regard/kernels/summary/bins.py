@@ -59,7 +59,8 @@ def assign_bins(
     natural = torch.arange(n, device=rows.device)
     order = _pad_to_whole_tiles(natural, n, config.rows) if row_order is None else row_order.long()
     bins_by_tile = torch.where(order < n, rows[order.clamp(max=n - 1)], -1).view(-1, config.rows)
-    slots, owners = _assign_slots(bins_by_tile)
+    # Even bins take the same kernel whatever their size: every row of a tile has a slot.
+    slots, owners = _assign_slots(bins_by_tile, config.rows if even is not None and not parts else MIN_SLOTS)
     owners = owners if shape[0] * shape[1] < 2**31 else owners.long()
     return Bins(cols, shape, whole, row_order, slots, owners, parts)
 
@@ -81,8 +82,8 @@ def _pad_to_whole_tiles(order: Tensor, n: int, tile: int) -> Tensor:
     return torch.cat((order, order.new_full((-n % tile,), n)))
 
 
-def _assign_slots(bins: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the bins of each tile as they come: `tiles rows -> slots: tiles rows, owners: tiles slots`.
+def _assign_slots(bins: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Number the bins of each tile as they come: `tiles rows -> slots: tiles rows, owners: tiles slots`, or `least`.
 
     Rows without a bin are -1, and so are their slots.
     """
@@ -90,7 +91,7 @@ def _assign_slots(bins: Tensor) -> tuple[Tensor, Tensor]:
     is_new = has_bin.clone()
     is_new[:, 1:] &= bins[:, 1:] != torch.cummax(bins, 1).values[:, :-1]
     slots = is_new.cumsum(1) - 1
-    slot_count = max(MIN_SLOTS, next_power_of_two(int(slots.max()) + 1 if slots.numel() else 0))
+    slot_count = max(least, next_power_of_two(int(slots.max()) + 1 if slots.numel() else 0))
     owners = torch.full((len(bins), slot_count), -1, dtype=torch.int32, device=bins.device)
     owners.scatter_(1, slots.clamp(min=0), bins.cummax(1).values.to(torch.int32))
     return torch.where(has_bin, slots, -1).to(torch.int32).contiguous(), owners

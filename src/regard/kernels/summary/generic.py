@@ -44,6 +44,8 @@ from ..tiles import (
     Pattern,
     ScoreTerms,
     TileConfig,
+    all_lengths,
+    dot_precision,
     list_strides,
     padded_width,
     visible_tiles,
@@ -56,11 +58,12 @@ HALF_SHIFT = 14  # makes weights from 2^-28 to 1 normal numbers of float16, and 
 MAX_PARTIAL_SUMS = 2**25  # numbers in the buffers of a deterministic sum over rows
 
 
-# Numbers that change with the length, the mask or the map: a kernel is not compiled again for those that are 1 or
-# multiples of 16.
+# Numbers that change with the length, the width, the mask or the map: a kernel is not compiled again for those that are
+# 1 or multiples of 16.
 LENGTHS_AND_SIZES = [
     *("full_b", "full_h", "full_r", "part_b", "part_h", "part_r", "received_tile", "map_rows", "map_cols", "bin_rows"),
-    *("bin_cols", "runs", "offset", "low", "high", "heads", "n_i", "n_j", "first_tile", "tiles"),
+    *("bin_cols", "runs", "offset", "low", "high", "heads", "kv_group", "n_i", "n_j", "d", "first_tile", "tiles"),
+    "last_first",
 ]
 
 
@@ -71,30 +74,26 @@ def _summary_kernel(
     ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP, PEAKS, TOPS,
     q_b, q_h, q_i, k_b, k_g, k_j, bias_0, bias_b, bias_h, bias_i, bias_j, full_b, full_h, full_r,
     part_b, part_h, part_r, received_tile, map_rows, map_cols, bin_rows, bin_cols, runs,
-    scale, offset, low, high, heads, n_i, n_j, first_tile, tiles,
-    d: tl.constexpr,
-    KV_GROUP: tl.constexpr,
+    scale, offset, low, high, heads, kv_group, n_i, n_j, d, first_tile, tiles,
+    last_first,  # 1 to launch the last rows first, which take longest under a causal mask, else 0
     I: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
+    STEP: tl.constexpr,  # a divisor of d, so that features are loaded by as many; D if d is D
     WARPS: tl.constexpr,
     WIDE: tl.constexpr,  # slots for the bins of a tile of rows
     PARTS: tl.constexpr,  # parts of a tile of rows, each within one bin; 0 if bins have slots instead
     WHOLE: tl.constexpr,  # whether the keys a thread holds always belong to one bin
     CAP: tl.constexpr,
-    LAST_FIRST: tl.constexpr,  # launch the last rows first: under a causal mask they take longest
     CAUSAL: tl.constexpr,  # no query sees a key after it, and rows sum to 1
     DETERMINISTIC: tl.constexpr,
     PRECISION: tl.constexpr,
     SHIFT: tl.constexpr,  # weights are computed times 2^SHIFT
 ):  # fmt: skip
-    if LAST_FIRST:
-        attentions = tl.num_programs(0) // tiles
-        place = tiles - 1 - tl.program_id(0) // attentions
-        bh = tl.program_id(0) % attentions
-    else:
-        place = tl.program_id(0) % tiles
-        bh = tl.program_id(0) // tiles
+    attentions = tl.num_programs(0) // tiles
+    program = tl.program_id(0)
+    place = tl.where(last_first > 0, tiles - 1 - program // attentions, program % tiles)
+    bh = tl.where(last_first > 0, program % attentions, program // tiles)
     tile = first_tile + place
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
@@ -104,16 +103,14 @@ def _summary_kernel(
     feature = tl.arange(0, D)
     q = tl.load(
         Q + b * q_b + h * q_h + row.to(tl.int64)[:, None] * q_i + feature[None, :],
-        mask=(row < n_i)[:, None] & (feature < d)[None, :],
+        mask=(row < n_i)[:, None] & (feature // STEP < d // STEP)[None, :],
         other=0.0,
     )
     q = tl.trans(q)
     lse = tl.load(LSE + (b * heads + h) * n_i + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end, get an infinite sum, so that their weights are 0.
     lse2 = tl.where(lse == float("-inf"), -LOG2_ZERO, lse * LOG2E - SHIFT)
-    length = n_j
-    if LENGTHS is not None:
-        length = tl.minimum(n_j, tl.load(LENGTHS + b))
+    length = tl.minimum(n_j, tl.load(LENGTHS + b))
     slope = None
     if SLOPES is not None:
         slope = tl.load(SLOPES + h).to(tl.float32)
@@ -136,7 +133,7 @@ def _summary_kernel(
     entropy = tl.zeros((threads, I), tl.float32)
     largest = tl.zeros((threads, I), tl.int32)
     distance = tl.zeros((threads, I), tl.float32)
-    K += b * k_b + (h // KV_GROUP) * k_g
+    K += b * k_b + (h // kv_group) * k_g
     if BIAS is not None:
         BIAS += bias_0 + b * bias_b + h * bias_h
     if RECEIVED is not None:
@@ -176,7 +173,7 @@ def _summary_kernel(
             col_tile = tl.where(n < before, full_start + n, crossed + n - before)
         entropy, largest, distance = add_tile(
             entropy, largest, distance, rows, keys, terms, out, n_i, col_tile, None,
-            d, I, J, D, WARPS, PARTS, WHOLE, CAP, CAUSAL, DETERMINISTIC, PRECISION, False,
+            d, I, J, D, STEP, WARPS, PARTS, WHOLE, CAP, CAUSAL, DETERMINISTIC, PRECISION, False,
         )  # fmt: skip
     # There are few careful tiles, and a pipeline of loads here would cost the loop above registers.
     for n in tl.range(careful, num_stages=1):
@@ -192,7 +189,7 @@ def _summary_kernel(
             bits = None
         entropy, largest, distance = add_tile(
             entropy, largest, distance, rows, keys, terms, out, n_i, col_tile, bits,
-            d, I, J, D, WARPS, PARTS, WHOLE, CAP, CAUSAL, DETERMINISTIC, PRECISION, True,
+            d, I, J, D, STEP, WARPS, PARTS, WHOLE, CAP, CAUSAL, DETERMINISTIC, PRECISION, True,
         )  # fmt: skip
     row_index = (b * heads + h) * n_i + row
     back: tl.constexpr = 2.0**-SHIFT
@@ -266,7 +263,8 @@ class SummaryLauncher(NamedTuple):
         q, k, config, bins, lists = self.q, self.k, self.config, self.bins, self.pattern.lists
         b, h, n_i, d = q.shape
         g, n_j = k.shape[1:3]
-        values = self.bias.values
+        lengths, values = self.pattern.lengths, self.bias.values
+        lengths = all_lengths(b, n_j, q.device) if lengths is None else lengths
         steps: tuple[int, ...] = self.bias.steps or (0, 0, 0, 0)
         if values is not None and self.bias.steps is None:
             values = values.expand(b, h, n_i, n_j)
@@ -274,7 +272,7 @@ class SummaryLauncher(NamedTuple):
         deterministic = torch.are_deterministic_algorithms_enabled()
         launch(
             _summary_kernel, (count * b * h,),
-            q, k, self.lse, self.pattern.lengths, self.bias.slopes, values, self.row_order,
+            q, k, self.lse, lengths, self.bias.slopes, values, self.row_order,
             *((None,) * 3 if bins is None else (bins.slots, bins.owners, bins.cols)),
             *((None,) * 6 if lists is None else lists),
             out.entropy, out.received, out.max, out.distance, out.map,
@@ -284,21 +282,20 @@ class SummaryLauncher(NamedTuple):
             b * h * n_j if deterministic else 0,
             *((0, 0) if out.map is None else out.map.shape[2:]), *((0, 0) if bins is None else bins.shape),
             0 if tops is None else tops.shape[3],
-            self.scale, self.offset, self.pattern.low, self.pattern.high, h, n_i, n_j, first, count,
-            d=d,
-            KV_GROUP=h // g,
+            self.scale, self.offset, self.pattern.low, self.pattern.high, h, h // g, n_i, n_j, d, first, count,
+            int(self.pattern.low > -n_j),
             I=config.rows,
             J=config.cols,
             D=padded_width(d),
+            STEP=feature_step(d),
             WARPS=config.warps,
             WIDE=self.slots,
             PARTS=self.parts,
-            WHOLE=bins is None or bins.whole,
+            WHOLE=self.parts > 0 and (bins is None or bins.whole),
             CAP=self.cap,
-            LAST_FIRST=self.pattern.low > -n_j,
             CAUSAL=self.sums_to_one and self.pattern.low >= 0,
             DETERMINISTIC=deterministic,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            PRECISION=dot_precision(q.dtype),
             SHIFT=0 if self.parts or not self.sums_to_one or q.dtype == torch.float32 else HALF_SHIFT,
             num_warps=config.warps,
             num_stages=config.stages,
@@ -306,9 +303,22 @@ class SummaryLauncher(NamedTuple):
         )  # fmt: skip
 
 
+def feature_step(d: int) -> int:
+    """Return the number of features that are loaded at once: all if they fill a tile, else 8, or 1 by 1."""
+    return d if padded_width(d) == d else 8 if d % 8 == 0 else 1
+
+
 def tile_config(d: int, dtype: torch.dtype) -> TileConfig:
-    """Return the fastest measured config for heads of width d."""
-    return TileConfig(32, 64, 4, 2) if dtype == torch.float32 or d > 128 else TileConfig(64, 64, 4, 3, 168)
+    """Return the fastest measured config for heads of width d (on an H200; float32 at 16k causal keys of width 128).
+
+    In three products 64 rows took 9.2 ms with loads that are not pipelined, which leaves registers for the parts of the
+    operands; 32 rows 12.3 ms, eight warps 16.6 ms. In one product, pipelined, 64 rows took 4.0 ms and 32 rows 7.1 ms.
+    """
+    if d > 128:
+        return TileConfig(32, 64, 4, 2)
+    if dtype == torch.float32:
+        return TileConfig(64, 64, 4, 1 if dot_precision(dtype) == "tf32x3" else 2)
+    return TileConfig(64, 64, 4, 3, 168)
 
 
 def summarize_generic(

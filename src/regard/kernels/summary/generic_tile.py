@@ -43,11 +43,11 @@ class TileOutputs(NamedTuple):
 
 @triton.jit
 def add_tile(
-    entropy, largest, distance, rows, keys, terms, out, n_i, col_tile, BITS,
-    d: tl.constexpr,
+    entropy, largest, distance, rows, keys, terms, out, n_i, col_tile, BITS, d,
     I: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
+    STEP: tl.constexpr,
     WARPS: tl.constexpr,
     PARTS: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -64,9 +64,9 @@ def add_tile(
     # The tile index is added to the base pointer, so that the offsets are the same for every tile.
     at = (keys.K + col_tile.to(tl.int64) * J * keys.k_j) + (local[:, None] * keys.k_j + feature[None, :])
     if CAREFUL:
-        k = tl.load(at, mask=(col < keys.n_j)[:, None] & (feature < d)[None, :], other=0.0)
-    elif d != D:
-        k = tl.load(at, mask=(feature < d)[None, :], other=0.0)
+        k = tl.load(at, mask=(col < keys.n_j)[:, None] & (feature // STEP < d // STEP)[None, :], other=0.0)
+    elif STEP < D:
+        k = tl.load(at, mask=(feature // STEP < d // STEP)[None, :], other=0.0)
     else:
         k = tl.load(at)
     t = log2_weights(

@@ -243,13 +243,14 @@ def _reduce_run(
 
 
 @gluon.jit
-def _start_queries(Q, LSE, copied, place, part: gl.constexpr, q_i, n_i, d: gl.constexpr):
+def _start_queries(Q, LSE, copied, place, part: gl.constexpr, q_i, n_i, d, D: gl.constexpr):
     """Start the copy of a part of the queries; return log2 of each row's sum of exponentials."""
-    by_eight: gl.constexpr = gl.BlockedLayout([1, 8], [256 // d, d // 8], [4, 1], [1, 0])
+    by_eight: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     row = place * 128 + row_in_block(part, gl.arange(0, 64, layout=gl.SliceLayout(1, by_eight)))
-    feature = gl.arange(0, d, layout=gl.SliceLayout(0, by_eight))
+    feature = gl.arange(0, D, layout=gl.SliceLayout(0, by_eight))
     at = Q + (row.to(gl.int64).expand_dims(1) * q_i + feature.expand_dims(0))
-    async_copy.async_copy_global_to_shared(copied.index(part), at, mask=(row < n_i).expand_dims(1))
+    inside = (row < n_i).expand_dims(1) & (feature // 8 < d // 8).expand_dims(0)
+    async_copy.async_copy_global_to_shared(copied, at, mask=inside)
     row = place * 128 + row_in_block(part, gl.arange(0, 64, layout=BY_ROW))
     lse = gl.load(LSE + row, mask=row < n_i, other=float("-inf"))
     # Rows that see nothing, and rows past the end, get an infinite sum, so that their weights are 0.
@@ -284,26 +285,33 @@ def _write_rows(upper, lower, upper_lse2, lower_lse2, block, rest, bh, n_i, out)
         gl.atomic_add(out.distance + at, distance, mask=row < n_i, sem="relaxed")
 
 
-@gluon.jit(do_not_specialize=["first", "to_first", "second", "to_second", "to_rest"])
+# Numbers that change with the length, the width or the mask: a kernel is not compiled again for those that are 1 or
+# multiples of 16.
+LENGTHS_AND_SIZES = [
+    *("k_rows_b", "k_rows_g", "k_cols_g", "offset", "low", "heads", "kv_group", "n_i", "n_j", "d", "places"),
+    *("attentions", "processors", "first", "to_first", "second", "to_second", "to_rest", "at_once", "rows", "cols"),
+]
+
+
+@gluon.jit(do_not_specialize=LENGTHS_AND_SIZES)
 def hopper_summary_kernel(
     Q, K, LSE, LENGTHS, ENTROPY, RECEIVED, LARGEST, DISTANCE, MAP,
-    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, n_i, n_j, places, attentions, processors,
-    first, to_first, second, to_second, to_rest, rows, cols, share,
-    d: gl.constexpr,
-    KV_GROUP: gl.constexpr,
+    q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, kv_group, n_i, n_j, d, places, attentions,
+    processors, first, to_first, second, to_second, to_rest, at_once, rows, cols, share,
+    D: gl.constexpr,  # the width of tiles: features past d are 0
     STAGES: gl.constexpr,
     PADDED_SUMS: gl.constexpr,
     ROW_BIN: gl.constexpr,
     COL_BIN: gl.constexpr,
     CAUSAL: gl.constexpr,  # no query sees a key after it
     MASKED: gl.constexpr,  # some query does not see all keys, or the last tile is not full
-    ALL_AT_ONCE: gl.constexpr,  # all programs run at the same time
 ):  # fmt: skip
     """Add the measures to each output that is not None, from q, k and the log-sum-exp of every row.
 
     It may start while the previous kernel runs (see `hopper_pdl`), if that is the one that clears the outputs.
 
     The first blocks of 128 rows have `to_first` programs each, the next `second` have `to_second`, the rest `to_rest`.
+    `at_once` is 1 if all programs run at the same time, else 0.
     """
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
@@ -311,24 +319,28 @@ def hopper_summary_kernel(
     hopper.fence_async_shared()
     index, portion, of = block_of_program(gl.program_id(0), WorkSplit(first, to_first, second, to_second, to_rest))
     if CAUSAL:  # the last rows take longest, and start first; if all start at once, long ones share with short ones
-        if ALL_AT_ONCE:
-            index = serpentine_order(index, gl.num_programs(0), processors)
+        index = gl.where(at_once > 0, serpentine_order(index, gl.num_programs(0), processors), index)
         from_end, bh = unsigned_divmod(index, attentions)
         place = places - 1 - from_end
     else:
         bh, place = unsigned_divmod(index, places)
     b, h = unsigned_divmod(bh, heads)
-    swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, d], Q.dtype.element_ty)
-    copied = gl.allocate_shared_memory(Q.dtype.element_ty, [2, 64, d], swizzled)
-    tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, d], swizzled)
+    # Registers hold all queries of narrow heads, and of wide ones the upper part: a product reads the lower one from
+    # shared memory.
+    wide: gl.constexpr = D > 128
+    swizzled: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], Q.dtype.element_ty)
+    copied = gl.allocate_shared_memory(Q.dtype.element_ty, [1 if wide else 2, 64, D], swizzled)
+    tiles = gl.allocate_shared_memory(Q.dtype.element_ty, [STAGES, 64, D], swizzled)
     stored = gl.allocate_shared_memory(gl.float32, [4, 8, 64], PADDED if PADDED_SUMS else SWIZZLED)
     Q += b.to(gl.int64) * q_b + h.to(gl.int64) * q_h
     LSE += bh.to(gl.int64) * n_i
-    upper_lse2 = _start_queries(Q, LSE, copied, place, 0, q_i, n_i, d)
+    upper_lse2 = _start_queries(Q, LSE, copied.index(0), place, 0, q_i, n_i, d, D)
     async_copy.commit_group()
-    lower_lse2 = _start_queries(Q, LSE, copied, place, 1, q_i, n_i, d)
-    async_copy.commit_group()
-    keys = KeyTiles(K, b * k_rows_b + h // KV_GROUP * k_rows_g, h // KV_GROUP * k_cols_g, tiles, arrived)
+    if not wide:
+        lower_lse2 = _start_queries(Q, LSE, copied.index(1), place, 1, q_i, n_i, d, D)
+        async_copy.commit_group()
+    group, _ = unsigned_divmod(h, kv_group)
+    keys = KeyTiles(K, b * k_rows_b + group * k_rows_g, group * k_cols_g, tiles, arrived)
     if MAP is not None:
         MAP += bh.to(gl.int64) * rows * cols
     if RECEIVED is not None:
@@ -347,14 +359,23 @@ def hopper_summary_kernel(
     for step in gl.static_range(STAGES - 1):
         _start_copy(keys, order, begin + step, "careful")
     operand: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
-    async_copy.wait_group(1)
+    async_copy.wait_group(0 if wide else 1)
     barrier()
     upper_queries = copied.index(0).load(operand)
+    if wide:
+        barrier()  # every warp has read the upper part, which the lower one overwrites
+        lower_lse2 = _start_queries(Q, LSE, copied.index(0), place, 1, q_i, n_i, d, D)
+        async_copy.commit_group()
     _await_copy(keys, order, begin)
     product = _start_product((upper_queries,), 0, keys, begin)
     async_copy.wait_group(0)
-    barrier()
-    queries = (upper_queries, copied.index(1).load(operand))
+    if wide:
+        hopper.fence_async_shared()
+        barrier()
+        queries = (upper_queries, copied.index(0))
+    else:
+        barrier()
+        queries = (upper_queries, copied.index(1).load(operand))
     wait_for_previous_kernel()  # it writes the zeros
     if MASKED and MAP is not None and cells_fit_in_warp(ROW_BIN, COL_BIN):
         clear_cells(place, gl.where(portion == 0, (reach + 63) // 64 * (64 // COL_BIN), cols), cells, ROW_BIN)

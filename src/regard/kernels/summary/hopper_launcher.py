@@ -1,8 +1,9 @@
 """Launcher of the summary kernel for Hopper GPUs: the measures of `generic`, faster, for the most common calls.
 
-Cost: as for `generic`, in less time. Limits: half precision, heads 64 or 128 wide; rows that sum to 1; masks that hide
-keys ahead of a diagonal, or past a length; maps whose bins, but for the last ones, hold a power of two of queries and
-of keys, at least 8 of each; positions below 2^30. Run with Triton 3.6; with 3.7 it compiles.
+Cost: as for `generic`, in less time. Limits: half precision; heads of at most 256 features, a multiple of 16; rows that
+sum to 1; masks that hide keys ahead of a diagonal, or past a length; maps whose bins, but for the last ones, hold a
+power of two of queries and of keys, at least 8 of each; positions below 2^30. Run with Triton 3.6; with 3.7 it
+compiles.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..launch_cache import launch
-from ..tiles import UNBOUNDED, Pattern
+from ..tiles import UNBOUNDED, Pattern, all_lengths, padded_width
 from .generic import SummaryTensors
 from .hopper_column_sums import cells_fit_in_warp
 from .hopper_kernel import hopper_summary_kernel
@@ -27,6 +28,7 @@ from .hopper_schedule import WorkSplit, split_causal_blocks, split_even_blocks
 BLOCK_ROWS = 128  # rows of a program; the kernel has this number and the next one as literals
 TILE_KEYS = 64
 MIN_BIN_ROWS = 8  # neighbouring rows that two threads hold
+MIN_PLAIN_ENTRIES = 2**26  # queries times keys
 MIN_BIN_KEYS = 8  # neighbouring keys that four threads hold
 GLUON_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -41,14 +43,20 @@ class HopperConfig(NamedTuple):
     padded_sums: bool  # whether sums in shared memory are padded, not swizzled
 
 
-CONFIGS = {64: HopperConfig(4, 168, 3, 4.5, False), 128: HopperConfig(4, 248, 2, 1.0, True)}  # fastest measured
+# The fastest measured for each width of a tile; narrower heads are filled with zeros.
+CONFIGS = {
+    64: HopperConfig(4, 168, 3, 4.5, False),
+    128: HopperConfig(4, 248, 2, 1.0, True),
+    256: HopperConfig(2, 248, 2, 1.0, True),
+}
 
 
 def is_supported(q: Tensor, bin_sizes: tuple[int | None, int | None] | None) -> bool:
     """Return whether the kernel takes these queries, and a map with this many queries and keys per bin."""
     return (
         q.dtype in GLUON_TYPES
-        and q.shape[-1] in CONFIGS
+        and 0 < q.shape[-1] <= max(CONFIGS)
+        and q.shape[-1] % 16 == 0
         and (
             bin_sizes is None or (_is_bin_size(bin_sizes[0], MIN_BIN_ROWS) and _is_bin_size(bin_sizes[1], MIN_BIN_KEYS))
         )
@@ -80,19 +88,20 @@ def summarize_hopper(
     """
     b, h, n_i, d = q.shape
     g, n_j = k.shape[1:3]
-    (rows, cols), (height, width) = shape, bin_sizes
+    (rows, cols), (high, wide) = shape, bin_sizes
     dims = {"entropy": (n_i,), "received": (n_j,), "max": (n_i,), "distance": (n_i,), "map": (rows, cols)}
     shapes = {name: (b, h, *dims[name]) for name in want}
     if not b * n_i * n_j:
         zeros = {name: torch.zeros(shapes[name], device=q.device, dtype=torch.float32) for name in want}
         return SummaryTensors(**zeros)
     q = aligned_for_tma(q)
-    keys, key_rows, key_cols = keys_as_matrix(k)
+    width = max(min(CONFIGS), padded_width(d))
+    keys, key_rows, key_cols = keys_as_matrix(k, alone=width > d)
     lse = lse.contiguous()
     out = _make_outputs(shapes, q.device, cells_fit_in_warp(*bin_sizes))
     places = -(-n_i // BLOCK_ROWS)
     blocks, processors = places * b * h, _processor_count(q.device)
-    config = CONFIGS[d]
+    config = CONFIGS[width]
     at_once = config.programs_per_processor * processors
     if pattern.low < 0:
         split = split_even_blocks(blocks, at_once)
@@ -101,21 +110,23 @@ def summarize_hopper(
     else:
         split = WorkSplit(blocks, 1, 0, 1, 1)
     programs = split.programs(blocks)
+    is_plain = pattern.low <= -UNBOUNDED and pattern.lengths is None and n_j % TILE_KEYS == 0
+    # A kernel of its own for what is all seen is worth its compilation if it runs for long.
+    masked = not is_plain or n_i * n_j < MIN_PLAIN_ENTRIES
+    lengths = all_lengths(b, n_j, q.device) if masked and pattern.lengths is None else pattern.lengths
     launch(
         hopper_summary_kernel, (programs,),
-        q, _key_descriptor(keys, [TILE_KEYS, d]), lse, pattern.lengths,
+        q, _key_descriptor(keys, [TILE_KEYS, width]), lse, lengths,
         out.entropy, out.received, out.max, out.distance, out.map,
-        *q.stride()[:3], *key_rows, key_cols, scale, offset, pattern.low, h, n_i, n_j, places, b * h, processors,
-        *split, rows, cols, share,
-        d=d,
-        KV_GROUP=h // g,
+        *q.stride()[:3], *key_rows, key_cols, scale, offset, pattern.low, h, h // g, n_i, n_j, d, places, b * h,
+        processors, *split, int(split.first == blocks <= at_once), rows, cols, share,
+        D=width,
         STAGES=config.stages,
         PADDED_SUMS=config.padded_sums,
-        ROW_BIN=height,
-        COL_BIN=width,
+        ROW_BIN=high,
+        COL_BIN=wide,
         CAUSAL=pattern.low >= 0,
-        MASKED=pattern.low > -UNBOUNDED or pattern.lengths is not None or n_j % TILE_KEYS != 0,
-        ALL_AT_ONCE=split.first == blocks <= at_once,
+        MASKED=masked,
         num_warps=4,
         maxnreg=config.registers,
         launch_pdl=want != {"map"} or not cells_fit_in_warp(*bin_sizes),  # the memset is launched right before
@@ -164,8 +175,8 @@ def aligned_for_tma(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def keys_as_matrix(k: Tensor) -> tuple[Tensor, tuple[int, int], int]:
-    """View keys `b g j d` as one matrix, which a TMA descriptor can address.
+def keys_as_matrix(k: Tensor, *, alone: bool = False) -> tuple[Tensor, tuple[int, int], int]:
+    """View keys `b g j d` as one matrix, which a TMA descriptor can address; if `alone`, without columns beside a head.
 
     Return the matrix, the number of its rows from one batch row and from one head to the next, and the number of its
     columns from one head to the next. Heads may lie side by side or one after the other, with anything between them;
@@ -173,7 +184,7 @@ def keys_as_matrix(k: Tensor) -> tuple[Tensor, tuple[int, int], int]:
     """
     k = aligned_for_tma(k)
     steps = _matrix_steps(k)
-    if steps is None:
+    if steps is None or (alone and steps[1]):
         k = k.contiguous()
         steps = _matrix_steps(k)
         assert steps is not None

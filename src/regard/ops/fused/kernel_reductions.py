@@ -243,21 +243,19 @@ class KernelMeasure(torch.autograd.Function):
         check_single_gradient(grad)
         (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
         with torch.no_grad():
-            lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32)
-            nothing_row, nothing_key = lse.new_zeros(lse.shape), lse.new_zeros(*lse.shape[:2], k.shape[2])
+            lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32).contiguous()
             if measure == "entropy":
-                terms = GradientTerms(nothing_key, grad * needed[0], grad)
+                terms = GradientTerms(None, needed[0], grad)
             else:
-                mean = product_by_rows(
-                    q, k, lse, grad[..., None], **_product_arguments(call, q, grad[..., None], scale)
-                )
-                terms = GradientTerms(grad, mean.squeeze(-1), nothing_row)
-            dq = scale * product_by_rows(q, k, lse, k, **_product_arguments(call, q, k, scale), gradient=terms)
-            dk = scale * product_by_keys(
-                q, k, lse, q, **_product_arguments(call, q, q, scale, keys=True), gradient=terms
-            )
-            dk = dk.unflatten(1, (k.shape[1], -1)).sum(2)
-            grads = dq.to(q.dtype), dk.to(k.dtype)
+                x = grad[..., None]
+                mean = product_by_rows(q, k, lse, x, **_product_arguments(call, q, x, scale))
+                terms = GradientTerms(grad, mean.squeeze(-1), None)
+            grouped = q.shape[1] != k.shape[1]
+            asked: dict[str, Any] = {"gradient": terms, "times": scale}
+            dq = product_by_rows(q, k, lse, k, **_product_arguments(call, q, k, scale), **asked, dtype=q.dtype)
+            asked["dtype"] = torch.float32 if grouped else k.dtype
+            dk = product_by_keys(q, k, lse, q, **_product_arguments(call, q, q, scale, keys=True), **asked)
+            grads = dq, dk.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) if grouped else dk
         if torch.is_grad_enabled():
             return None, None, *(DifferentiableOnce.apply(x, grad, q, k) for x in grads)
         return None, None, *grads
