@@ -295,6 +295,30 @@ def flash_varlen(
     return out, lse
 
 
+def flash_varlen_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts: Pair,
+    longest: Pair,
+    *,
+    causal: bool,
+    scale: float,
+) -> Sequence[Tensor]:
+    """The gradients of q, k and v of `flash_varlen` without dropout and window; rows without keys have an lse of inf.
+
+    `out` and `lse` may be those of several calls over other cuts of the same rows, which autograd cannot join.
+    """
+    unused = torch.empty(0, dtype=torch.uint64, device=q.device)  # the state of the dropout
+    grads: Sequence[Tensor] = torch.ops.aten._flash_attention_backward(
+        grad, q, k, v, out, lse, *starts, *longest, 0.0, causal, unused, unused, scale=scale
+    )
+    return grads
+
+
 # --- Function modes and hooks -----------------------------------------------------------------------------------------
 
 

@@ -63,12 +63,18 @@ def test_the_reference_is_never_taken_unasked(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mask", "n", "first"),
-    [(None, 4096, "sdpa"), (R.Causal(), 4096, "sdpa"), (R.Padding((9,)), 512, "sdpa"), (R.Padding((9,)), 513, "flex")],
+    ("mask", "heads", "n", "first"),
+    [
+        (None, 1, 4096, "sdpa"),
+        (R.Causal(), 1, 4096, "sdpa"),
+        (R.Padding((9,)), 32, 2048, "sdpa"),
+        (R.Padding((9,)), 33, 2048, "flex"),
+        (R.Padding((9,)), 1, 2049, "flex"),
+    ],
 )
-def test_on_a_gpu_long_masked_calls_go_to_flex_first(mask, n, first):
+def test_on_a_gpu_long_masked_calls_go_to_flex_first(mask, heads, n, first):
     q = SimpleNamespace(device=torch.device("cuda"))
-    call = SimpleNamespace(score=R.Dot(), mask=mask, shape=(1, 1, n, n), q=q, v=None)
+    call = SimpleNamespace(score=R.Dot(), mask=mask, shape=(1, heads, n, n), q=q, v=None)
     assert order(call)[0].name == first
 
 

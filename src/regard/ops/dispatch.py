@@ -14,9 +14,9 @@ from .terms.masks import Causal
 from .terms.scores import Additive
 
 BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, triton, tiled, reference)}
-MAX_UNCOMPILED_ENTRIES = (
-    2**18
-)  # entries up to which compiling FlexAttention for a kind of call takes longer than it will ever save
+# Compiling FlexAttention for a kind of mask takes 3 seconds. Up to so many queries times keys, and these times heads
+# and batch rows, a dense mask takes less than that over ten thousand calls.
+MAX_DENSE_MASK, MAX_DENSE_SCORES = 2**22, 2**27
 
 
 def choose(call: Call) -> BackendPlan:
@@ -43,7 +43,8 @@ def order(call: Call) -> tuple[ModuleType, ...]:
     if isinstance(call.score, Additive):
         return triton, tiled, sdpa, flex
     masked = call.mask is not None and not isinstance(call.mask, Causal)
-    long = call.shape[2] * call.shape[3] > MAX_UNCOMPILED_ENTRIES
+    b, h, i, j = call.shape
+    long = i * j > MAX_DENSE_MASK or b * h * i * j > MAX_DENSE_SCORES
     may_compile = call.q.device.type == "cuda" and masked and long and not torch.compiler.is_compiling()
     if may_compile and plan_varlen(call) is None:
         # With a mask of keys PyTorch's kernels take 2 to 3 times as long as FlexAttention.

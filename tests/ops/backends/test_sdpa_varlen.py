@@ -34,6 +34,10 @@ MASKS = {
     "packed by row": R.Documents(torch.stack((IDS, IDS.flip(0), IDS * 0))),
     "packed and padded": R.Documents(IDS) & R.Padding((7, N, 2)),
     "documents without keys": R.Documents(IDS, IDS.clamp(max=1)),
+    "causal, lengths": R.Causal() & R.Padding((7, N, 0)),
+    "causal, lengths in a tensor": R.Causal() & R.Padding(torch.tensor([7, N, 0])),
+    "causal, left": R.Causal() & R.Padding(LEFT),
+    "causal, both sides": R.Causal() & R.Padding(BOTH),
 }
 
 
@@ -43,7 +47,7 @@ def drawn(b=3, h=2, g=2, i=N, j=N, d=16, **options):
 
 
 def visible(cuts, i, j, *, causal=False):
-    """The matrix that sequences with these cuts leave visible, `b i j`."""
+    """The matrix that sequences with these cuts leave visible, `b i j`, by one call of the kernel or by two."""
     seen = torch.zeros(len(cuts.queries), i, j, dtype=torch.bool)
     for text, (rows, keys) in enumerate(zip(cuts.queries.tolist(), cuts.keys.tolist(), strict=True)):
         assert (rows[-1], keys[-1]) == (i, j)
@@ -52,11 +56,13 @@ def visible(cuts, i, j, *, causal=False):
             part = torch.ones(last_row - row, last_key - key, dtype=torch.bool)
             assert len(part) <= cuts.max_queries
             assert part.shape[1] <= cuts.max_keys
-            if causal and part.numel():
-                assert cuts.square
-                assert len(part) == part.shape[1]
-            seen[text, row:last_row, key:last_key] = part.tril() if causal else part
+            assert cuts.is_causal or not causal
+            seen[text, row:last_row, key:last_key] = part.tril(part.shape[1] - len(part)) if causal else part
             row, key = last_row, last_key
+    if cuts.later is not None:
+        later = visible(cuts.later, i, j)
+        assert not (later.any(-1) & seen.any(-1)).any()  # each query has its keys in one call
+        seen |= later
     return seen
 
 
@@ -81,14 +87,32 @@ def test_padding_of_other_queries_than_keys_is_cut():
         R.Padding(torch.tensor([True, False] * 6)[None]),
         R.Documents(torch.tensor([0, 1, 0, 1] * 3)),
         R.Documents(IDS, IDS.flip(0)),
-        R.Causal() & R.Padding((7, N, 1)),
         R.Causal() & R.Documents(IDS) & R.Padding((7, N, 2)),
     ],
-    ids=["gaps", "scattered", "keys in another order", "causal and padded", "causal, packed and padded"],
+    ids=["gaps", "scattered", "keys in another order", "causal, packed and padded"],
 )
 def test_masks_of_other_forms_are_not_cut(mask):
     q, k, v = drawn()
     assert cut_sequences(Call.of(q, k, v, mask=mask)) is None
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name.startswith("causal,")])
+def test_fewer_causal_queries_than_keys_are_cut_too(name):
+    q, k, v = drawn(i=5)
+    cuts = cut_sequences(Call.of(q, k, v, mask=MASKS[name]))
+    want = weights(torch.zeros_like(q), torch.zeros_like(k), mask=MASKS[name], backend="reference").dense()[:, 0] > 0
+    assert torch.equal(visible(cuts, 5, N, causal=True), want)
+
+
+def test_padding_on_the_left_alone_takes_one_call():
+    cuts = cut_sequences(Call.of(*drawn(), mask=R.Causal() & R.Padding(LEFT)))
+    assert cuts.later is None
+
+
+@pytest.mark.parametrize(("i", "offset"), [(5, 2), (N + 3, None)])
+def test_causal_queries_that_do_not_end_at_the_last_key_are_not_cut(i, offset):
+    call = Call.of(*drawn(i=i), mask=R.Causal() & R.Padding((7, N, 0)), offset=offset)
+    assert cut_sequences(call) is None
 
 
 def test_each_head_may_be_a_row_of_its_own():
@@ -104,7 +128,7 @@ def test_each_head_may_be_a_row_of_its_own():
         (R.Window(4), N, (3, 3, 0)),
         (R.Window(before=5, after=1) & R.Window(4), N, (3, 1, 0)),
         (R.Causal() & R.Window(4), 3, (3, 0, N - 3 - 3)),
-        (R.Causal(), 5, None),
+        (R.Causal(), 5, (None, None, 0)),
         (R.Causal() & R.Window(4), 1, None),
         (R.Causal(), N, None),
         (R.Window((4, 2)), N, None),

@@ -3,11 +3,12 @@
 Dot products and softmax, in linear memory. A plain, causal or padded attention, and any that is small, is a single
 call. On the CPU padded and packed texts are a call each, and every other mask, and any bias that is not learned, is
 passed as a tile for each block of rows, empty tiles left out. On a GPU padded and packed texts, and short windows, are
-one call of a kernel for sequences of different lengths.
+one call of a kernel for sequences of different lengths, and other masks are dense up to a bound: nothing is compiled.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ... import torch_internals
 from ..backend_plan import BackendPlan, Objections
+from ..blocks.mask_layout import contains_rule
 from ..blocks.prepared_call import FEW_ROWS, all_values_finite, is_finite, is_safe, keys_read
 from ..blocks.tile_weights import additive_mask, additive_tile
 from ..call import FLOATS, Call
@@ -43,6 +45,7 @@ name = "sdpa"
 DEVICES = ("cpu", "cuda")
 INF = float("inf")
 MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planned blocks
+MAX_GPU_TILE_ENTRIES = 2**24  # of a dense mask on a GPU, which is kept beside the mask: 32 MB in half precision
 MAX_WIDENING = 2  # keys are padded to the width of values up to this factor: the kernel takes one width
 MAX_TILE_KEYS = 2**9  # for few queries, up to this number of keys
 
@@ -127,7 +130,7 @@ def plan(call: Call) -> BackendPlan | Objections:
         return ["torch.nn.attention.sdpa_kernel forbids the kernel that its blocks take"]
     if call.q.device.type == "cuda" and not torch.compiler.is_compiling():
         assert form is not None
-        added = None if form.keys is None else call.q.new_zeros(1, 1, 1, call.shape[3])
+        added = None if form.keys is None and not form.tile else call.q.new_empty(1, 1, 1, call.shape[3])
         kernel = choose_kernel(call.q, call.k, call.v, added=added, causal=form.causal, dropout=call.dropout)
         if not kernel.is_fused:
             return [f"PyTorch has no fused kernel for {call.q.dtype} of width {call.q.shape[-1]}"]
@@ -149,14 +152,20 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
     if call.bias is not None:  # half precision would round it, or overflow
         q, k = q.to(call.dtype), k.to(call.dtype)
     q, k, v = with_equal_widths(q, k, call.v.to(q.dtype))
-    added = empty = None
+    added: Tensor | None = None
+    empty: Tensor | None = None
     if form.keys is not None:
         seen, empty, added = _hiding(call, form.keys, form.causal, q.dtype)
         q = q if empty is None else torch.where(empty, 0.0, q)
         finite = can_read_values(call.q) and all_values_finite(call) if finite is None else finite
         if not finite:
             k, v = torch.where(seen.mT, k, 0.0), torch.where(seen.mT, v, 0.0)
-    if form.tile:
+    if form.tile and q.is_cuda and not is_traced():
+        visible, empty, added = _dense_mask(call, q.dtype)
+        q = q if empty is None else torch.where(empty, 0.0, q)
+        if visible is not None:
+            k, v = torch.where(visible.mT, k, 0.0), torch.where(visible.mT, v, 0.0)
+    elif form.tile:
         added = additive_tile(call, call.whole(), q.dtype) if can_read_values(q) else _traced_tile(call, q.dtype)
         assert added is not None
         empty = (added == -INF).all(-1, keepdim=True)
@@ -195,6 +204,10 @@ def plan_single_call(call: Call) -> SingleCall | None:
             if call.q.is_cpu and not can_read_values(call.q) and offset is not None:
                 # Blocks cannot be traced. The tile of a causal mask is the same for all batch rows and heads.
                 return SingleCall(keys=keys, tile=True)
+    if call.q.is_cuda and not is_traced():
+        if call.bias is not None or call.mask is None or call.is_selection or isinstance(call.offset, Tensor):
+            return None
+        return SingleCall(tile=True) if i * j * _own_masks(call) <= MAX_GPU_TILE_ENTRIES else None
     # The blocks of few queries leave out the keys that none of them sees.
     is_small = b * h * i * j <= MAX_TILE_ENTRIES and (i > FEW_ROWS or j <= MAX_TILE_KEYS)
     return SingleCall(tile=True) if can_read_values(call.q) and is_small else None
@@ -237,6 +250,36 @@ def _traced_tile(call: Call, dtype: torch.dtype) -> Tensor:
     at = Point(batch.view(-1, 1, 1, 1), zero, row.view(-1, 1), col, offset=call.offset)
     visible = call.mask.over(at)
     return additive_mask(visible[(None,) * (4 - visible.ndim)], dtype)
+
+
+def _own_masks(call: Call) -> int:
+    """The number of different masks of a call: 1, or one for each batch row, each head, or both."""
+    mask = call.mask
+    assert mask is not None
+
+    def count() -> int:
+        return mask.over(replace(call.whole(), rows=slice(0, 1), cols=slice(0, 1))).shape[:-2].numel()
+
+    if contains_rule(mask):  # a rule has no fields to compare, and may be another function each time
+        return count()
+    return cached_per_term(mask, (_own_masks, call.shape[:2], call.q.device), count)
+
+
+def _dense_mask(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Visible keys, `b|1 1 1 j`, and rows that see none, `b|1 h|1 i 1`, None if all are seen; the mask, added."""
+    mask = call.mask
+    assert mask is not None
+
+    def make() -> tuple[Tensor | None, Tensor | None, Tensor]:
+        added = additive_tile(replace(call, bias=None), call.whole(), dtype)
+        assert added is not None
+        visible = added == 0
+        seen, empty = visible.any(2, keepdim=True).any(1, keepdim=True), ~visible.any(-1, keepdim=True)
+        return None if bool(seen.all()) else seen, empty if bool(empty.any()) else None, added
+
+    if contains_rule(mask):  # it may read state that changes between calls
+        return make()
+    return cached_per_term(mask, (_dense_mask, call.shape, call.offset, dtype, call.q.device), make)
 
 
 def _hiding(call: Call, keys: Mask, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -8,28 +8,31 @@ no cuts, since the flash kernel takes how far a query sees.
     queries  q q q q q q | | q q q q q q | |        | is a cut; the text of the first row has four keys,
     keys     k k k k | - - | k k k | - - - |        that of the second three, and hidden keys (-) have no queries
 
-Nothing is compiled. It is for half precision, on the flash kernel. `Causal()` is taken beside `Documents`, whose texts
-have as many queries as keys, and not beside `Padding`.
+`Causal() & Padding` takes two calls. In the first, a text is its real queries and keys, a square. In the second, the
+queries after the last real key see all real keys; padding on the left has no such queries.
+
+Nothing is compiled. It is for half precision, on the flash kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_internals
+from ..blocks.reduction import DifferentiableOnce
 from ..call import Call
 from ..term_cache import cached_per_term
 from ..terms.coordinates import Point
 from ..terms.masks import Causal, Documents, Padding, Window
 from ..terms.masks.mask_algebra import Mask, conjuncts
-from ..torch_state import in_forward_mode, is_traced
+from ..torch_state import check_single_gradient, in_forward_mode, is_traced
 from .sdpa_rectangles import Rectangle, cut_into_rectangles
 from .torch_kernels import differentiable_once, has_flash, scaled_product_inputs
 
@@ -51,7 +54,8 @@ class SequenceCuts:
     keys: Tensor
     max_queries: int  # the longest sequence has no more
     max_keys: int
-    square: bool = False  # every sequence with both has as many queries as keys
+    is_causal: bool = False  # in every sequence with both, the last query stands at the last key
+    later: SequenceCuts | None = None  # queries after the last real key: they see all keys of their sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,13 @@ class VarlenPlan:
     key_starts: Tensor | None = None
     max_queries: int = 0
     max_keys: int = 0
+    later: VarlenPlan | None = None  # a second call, for queries that have no keys in the first
+    is_later: Tensor | None = None  # True for these queries, in the flattened rows
+
+    @property
+    def cuts(self) -> tuple[tuple[Tensor | None, Tensor | None], tuple[int, int]]:
+        """The starts of the sequences, and the longest of them, queries and keys each."""
+        return (self.query_starts, self.key_starts), (self.max_queries, self.max_keys)
 
 
 def attend_varlen(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: object = None) -> Tensor | None:
@@ -103,7 +114,8 @@ def plan_varlen(call: Call) -> VarlenPlan | None:
     q, k, scale = scaled_product_inputs(call)
     if q.shape[-1] != call.v.shape[-1] or k.shape[1] != call.v.shape[1]:
         return None
-    return _cached_plan(call.mask, q, k, call.v, call.offset, scale, lambda: call)
+    plan = _cached_plan(call.mask, q, k, call.v, call.offset, scale, lambda: call)
+    return None if plan is not None and plan.later is not None and call.dropout else plan
 
 
 def run_call(call: Call, plan: VarlenPlan) -> tuple[Tensor, Tensor | None]:
@@ -127,20 +139,55 @@ def run_varlen(
         q, k, v = (x.reshape(-1, 1, d) for x in (q, k, v))
     else:
         q, k, v = (x.transpose(1, 2).reshape(-1, x.shape[1], d) for x in (q, k, v))
-    out, lse = torch_internals.flash_varlen(
-        q,
-        k,
-        v,
-        (plan.query_starts, plan.key_starts),
-        (plan.max_queries, plan.max_keys),
-        dropout=dropout,
-        causal=plan.causal,
-        scale=plan.scale,
-        window=(plan.before, plan.after),
-    )
-    differentiable_once(out)
+    if plan.later is not None:
+        out, lse = TwoCalls.apply(plan, q, k, v)
+    else:
+        window = plan.before, plan.after
+        out, lse = torch_internals.flash_varlen(
+            q, k, v, *plan.cuts, dropout=dropout, causal=plan.causal, scale=plan.scale, window=window
+        )
+        differentiable_once(out)
     out = out.view(b, h, i, d) if plan.flat else out.view(b, i, h, d).transpose(1, 2)
     return out, _row_statistic(plan, lse, b, h, i) if statistic else None
+
+
+class TwoCalls(torch.autograd.Function):
+    """Sequences under a causal mask, and the queries after them: one output, and a backward without masks."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: VarlenPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        assert plan.later is not None
+        assert plan.is_later is not None
+        first, second = (
+            torch_internals.flash_varlen(
+                q, k, v, *call.cuts, dropout=0.0, causal=call.causal, scale=call.scale, window=(None, None)
+            )
+            for call in (plan, plan.later)
+        )
+        out = torch.where(plan.is_later[:, None, None], second[0], first[0])
+        lse = torch.where(plan.is_later, second[1], first[1])
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        check_single_gradient(grad)
+        q, k, v, out, lse = ctx.saved_tensors
+        grad = grad.contiguous()
+        with torch.no_grad():
+            first, second = (
+                torch_internals.flash_varlen_backward(
+                    grad, q, k, v, out, lse, *call.cuts, causal=call.causal, scale=call.scale
+                )
+                for call in (ctx.plan, ctx.plan.later)
+            )
+            # A query has keys in one of the calls, and its gradient in the other is 0.
+            grads = [a.add_(b) for a, b in zip(first, second, strict=True)]
+        if torch.is_grad_enabled():
+            grads = [DifferentiableOnce.apply(x, grad, q, k, v) for x in grads]
+        return None, *grads
 
 
 def _row_statistic(plan: VarlenPlan, lse: Tensor, b: int, h: int, i: int) -> Tensor:
@@ -229,43 +276,54 @@ def _plan(make_call: Callable[[], Call], *, flat: bool, scale: float) -> VarlenP
         return None
     (before, after), causal = reach, any(isinstance(term, Causal) for term in terms)
     # The kernel counts positions from the last query and key of a sequence. Only causal windows were tried in packs.
-    if (causal and not cuts.square) or (before is not None and not causal):
+    if (causal and not cuts.is_causal) or (before is not None and (not causal or cuts.later is not None)):
         return None
     flat = flat and cuts.queries.numel() * call.shape[1] <= MAX_SEQUENCES
-    query_starts, key_starts = (row_starts(ends, call.shape[1] if flat else 1) for ends in (cuts.queries, cuts.keys))
-    return VarlenPlan(
-        scale=scale,
-        causal=causal,
-        before=before,
-        after=0 if causal and before is not None else after,
-        flat=flat,
-        query_starts=query_starts,
-        key_starts=key_starts,
-        max_queries=cuts.max_queries,
-        max_keys=cuts.max_keys,
-    )
+    heads = call.shape[1] if flat else 1
+
+    def plan_cuts(cuts: SequenceCuts, causal: bool) -> VarlenPlan:
+        query_starts, key_starts = (row_starts(ends, heads) for ends in (cuts.queries, cuts.keys))
+        return VarlenPlan(
+            scale=scale,
+            causal=causal,
+            before=before,
+            after=0 if causal and before is not None else after,
+            flat=flat,
+            query_starts=query_starts,
+            key_starts=key_starts,
+            max_queries=cuts.max_queries,
+            max_keys=cuts.max_keys,
+        )
+
+    plan = plan_cuts(cuts, causal)
+    if cuts.later is None:
+        return plan
+    # The first sequence of the second call has the queries that the first call has keys for, and those before them.
+    row = torch.arange(call.shape[2], device=cuts.queries.device)
+    is_later = (row >= cuts.later.queries[:, :1]).repeat_interleave(heads, 0).flatten()
+    return replace(plan, later=plan_cuts(cuts.later, False), is_later=is_later)
 
 
 def plan_window(call: Call, terms: Sequence[Mask], *, scale: float) -> VarlenPlan | None:
-    """A window, causal if there are fewer queries than keys; the last query stands at the last key."""
+    """A window, or a causal mask of fewer queries than keys; the last query stands at the last key."""
     _, _, i, j = call.shape
     reach = _reach(terms)
     if reach is None or call.offset != j - i or i > j:
         return None
     (before, after), width = reach, call.q.shape[-1]
-    if before is None or i == 1:  # without a window other kernels are as fast, and so they are for one query
-        return None
     causal = any(isinstance(term, Causal) for term in terms)
+    if i == 1 or (before is None and not (causal and i < j)):  # other kernels are as fast
+        return None
     if not causal and i != j:
         return None
-    if i * j > MAX_WINDOW_ENTRIES and width <= MAX_FLEX_WIDTH:
+    if before is not None and i * j > MAX_WINDOW_ENTRIES and width <= MAX_FLEX_WIDTH:
         return None
-    first = max(0, j - i - before)
+    first = 0 if before is None else max(0, j - i - before)
     return VarlenPlan(
         scale=scale,
         causal=causal,
         before=before,
-        after=0 if causal else after,
+        after=0 if causal and before is not None else after,
         first_key=first,
         max_queries=i,
         max_keys=j - first,
@@ -298,18 +356,21 @@ def row_starts(ends: Tensor, repeats: int) -> Tensor:
 
 
 def cut_sequences(call: Call) -> SequenceCuts | None:
-    """The cuts of `Padding`, or of `Documents` beside `Causal` or `Padding`; None for all other masks."""
+    """The cuts of `Padding`, of `Causal() & Padding`, or of `Documents` beside one of the two; None for all others."""
     assert call.mask is not None
     b, _, i, j = call.shape
     terms = [term for term in conjuncts(call.mask) if not isinstance(term, Window)]
     paddings = [term for term in terms if isinstance(term, Padding)]
-    if paddings and any(isinstance(term, Causal) for term in terms):
+    causal = any(isinstance(term, Causal) for term in terms)
+    if any(isinstance(term, Documents) for term in terms):
+        return None if causal and paddings else _cut_rectangles(call, terms)
+    if causal and (call.offset != j - i or i > j):
         return None
-    if len(paddings) < len(terms):
-        return _cut_rectangles(call, terms)
     if not all(map(_has_lengths, paddings)):
-        return _cut_ranges(call, paddings)
+        return _cut_ranges(call, paddings, causal=causal)
     length = torch.stack([_lengths(term, b, j, call.q.device) for term in paddings]).amin(0)
+    if causal:
+        return _cut_squares(call, torch.zeros_like(length), length)
     # Queries of the text and its keys, then hidden keys without queries.
     queries, keys = torch.full_like(length, i), torch.full_like(length, j)
     return SequenceCuts(torch.stack((queries, queries), 1), torch.stack((length, keys), 1), i, j)
@@ -326,7 +387,24 @@ def _lengths(padding: Padding, b: int, j: int, device: torch.device) -> Tensor:
     return length.clamp(0, j).expand(b)
 
 
-def _cut_ranges(call: Call, paddings: Sequence[Padding]) -> SequenceCuts | None:
+def _cut_squares(call: Call, first: Tensor, end: Tensor, *, has_later: bool = True) -> SequenceCuts:
+    """The cuts of causal texts whose real keys are `first` to `end`, on the device.
+
+    Without padding on the right no queries are later, `has_later` is False.
+    """
+    i, j = call.shape[2:]
+    ahead = j - i  # keys before the first query
+    none, rows, cols = torch.zeros_like(first), torch.full_like(first, i), torch.full_like(first, j)
+    start, stop = (first - ahead).clamp(0, i), (end - ahead).clamp(0, i)
+    # Queries and keys before the text, each without the others; the text; queries and keys after it.
+    queries, keys = (start, start, stop, rows, rows), (none, first, end, end, cols)
+    later = None
+    if has_later:
+        later = SequenceCuts(torch.stack((stop, stop, rows, rows), 1), torch.stack((none, first, end, cols), 1), i, j)
+    return SequenceCuts(torch.stack(queries, 1), torch.stack(keys, 1), i, j, is_causal=True, later=later)
+
+
+def _cut_ranges(call: Call, paddings: Sequence[Padding], *, causal: bool) -> SequenceCuts | None:
     """Cuts around one range of real keys in each batch row, as of padding on the left; None if there are gaps."""
     b, _, i, j = call.shape
     device = call.q.device
@@ -336,8 +414,12 @@ def _cut_ranges(call: Call, paddings: Sequence[Padding]) -> SequenceCuts | None:
     for term in paddings:
         keep = keep & term.over(at)[:, 0, 0]
     first, end = keep.int().argmax(1), torch.where(keep, col + 1, 0).amax(1)
-    if not bool((end - first == keep.sum(1)).all()):  # the one wait for the device
+    # The one wait for the device.
+    whole, has_later = torch.stack(((end - first == keep.sum(1)).all(), ((end > 0) & (end < j)).any())).tolist()
+    if not whole:
         return None
+    if causal:
+        return _cut_squares(call, first, end, has_later=has_later)
     # Hidden keys without queries, all queries and the real keys, hidden keys without queries.
     none, rows, cols = torch.zeros_like(first), torch.full_like(first, i), torch.full_like(first, j)
     return SequenceCuts(torch.stack((none, rows, rows), 1), torch.stack((first, end, cols), 1), i, j)
@@ -359,9 +441,9 @@ def _cut_rectangles(call: Call, terms: list[Mask]) -> SequenceCuts | None:
     ends = torch.tensor([[*text, *[(i, j)] * (most - len(text))] for text in found])
     queries, keys = ends.diff(dim=1, prepend=ends.new_zeros(b, 1, 2)).unbind(-1)
     both = (queries > 0) & (keys > 0)
-    square = bool((queries == keys)[both].all())
+    is_causal = bool((queries == keys)[both].all())
     ends = ends.to(call.q.device)
-    return SequenceCuts(ends[..., 0], ends[..., 1], int(queries.max()), int(keys.max()), square=square)
+    return SequenceCuts(ends[..., 0], ends[..., 1], int(queries.max()), int(keys.max()), is_causal=is_causal)
 
 
 def _by_text(rectangles: Sequence[Rectangle], b: int) -> list[list[Rectangle]]:
