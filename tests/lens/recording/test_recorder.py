@@ -9,6 +9,7 @@ from torch import nn
 from regard import Alibi, Causal
 from regard.lens import CaptureWarning, capture
 from regard.lens.interception.kernel_call import KernelCall
+from regard.lens.recording import recorder as recorder_module
 from regard.lens.recording.observed import ObservedAttention
 from regard.lens.recording.recorder import Recorder
 from regard.lens.recording.store import Store
@@ -167,3 +168,20 @@ def test_a_budget_and_warnings_made_errors_do_stop_it(monkeypatch, error):
     monkeypatch.setattr(Interpreter, "read", fail)
     with pytest.raises(type(error)), capture(model := nn.Sequential(Layer())):
         model(tokens())
+
+
+@pytest.mark.parametrize("most", [0, 2**18])
+def test_keys_of_steps_are_compared_with_those_of_the_step_before(most, monkeypatch):
+    monkeypatch.setattr(recorder_module, "MAX_COPIED_BYTES", most)
+    whole = torch.randn(2, 3, 9, 4)
+    keys = [whole[:, :, :n].clone() for n in (5, 6, 7, 9)]
+    assert bool(recorder_module._are_prefixes(keys))
+    assert bool(recorder_module._are_prefixes(keys[:2]))
+    for step, key in ((0, 4), (1, 5), (2, 0), (3, 6)):
+        changed = [k.clone() for k in keys]
+        changed[step][1, 2, key, 0] += 1
+        assert not bool(recorder_module._are_prefixes(changed))
+    changed[3][1, 2, 6, 0] -= 1
+    changed[3][:, :, 8] += 1  # the last keys belong to no earlier step
+    assert bool(recorder_module._are_prefixes([*keys[:3], changed[3]]))
+    assert not bool(recorder_module._are_prefixes(keys[::-1]))

@@ -26,7 +26,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 MAX_HELD_BYTES = 2**27  # single-token steps are recorded together once their keys take more memory
+MAX_COPIED_BYTES = 2**18  # the keys of a step, on the CPU
 HELD_SHARE = 16  # on a GPU, once their keys take more than this part of its free memory too
 
 
@@ -477,18 +477,29 @@ class Recorder:
 def _extend_each_other(layers: Sequence[Sequence[HeldStep]]) -> bool:
     """Whether every step of a layer has the keys of the step before it and one more, and equal options.
 
-    All checksums are copied to the host at once.
+    The host waits once for the checksums of all steps.
     """
     if any(a.options != b.options or version_of(a.k) != 0 for steps in layers for a, b in pairwise(steps)):
         return False
-    sums = [checksums(step.k) for steps in layers for step in steps]
-    ends = np.cumsum([x.numel() for x in sums])[:-1]
-    parts = np.split(torch.cat([x.flatten() for x in sums]).numpy(force=True), ends)
-    tables = iter(part.reshape(x.shape) for part, x in zip(parts, sums, strict=True))
-    for steps in layers:
-        if not all(np.array_equal(a, b[:, :-1]) for a, b in pairwise([next(tables) for _ in steps])):
-            return False
-    return True
+    return bool(torch.stack([_are_prefixes([step.k for step in steps]) for steps in layers if steps[1:]]).all())
+
+
+def _are_prefixes(keys: Sequence[Tensor]) -> Tensor:
+    """Return True if each tensor of keys begins with the one before it, by checksums: a single bool on the device."""
+    lengths = [k.shape[2] for k in keys]
+    if any(a > b for a, b in pairwise(lengths)):
+        return torch.tensor(False, device=keys[0].device)
+    if keys[-1].is_cuda or keys[-1].nbytes <= MAX_COPIED_BYTES:  # a copy takes less time than a call for each
+        sums = checksums(torch.cat([*keys], 2))
+    else:
+        sums = torch.cat([checksums(k) for k in keys], 1)
+    before = torch.tensor(lengths[:-1], device=sums.device)
+    first = sums[:, : sum(lengths[:-1])]
+    # Key n of a tensor is behind it by the length of that tensor in the next one.
+    next_places = torch.arange(first.shape[1], device=sums.device) + before.repeat_interleave(
+        before, output_size=first.shape[1]
+    )
+    return (first == sums.index_select(1, next_places)).all()
 
 
 def _interpret(attention: InterceptedAttention) -> ObservedAttention | NotUnderstood:
