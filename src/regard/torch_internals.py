@@ -364,6 +364,11 @@ def next_hook_id() -> int:
     return RemovableHandle.next_id
 
 
+def is_only_tensor_of_memory(x: Tensor) -> bool:
+    """True if no other tensor has the memory of x. Without it (False): a beam search on a CPU takes new memory."""
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2  # x, and the storage named here
+
+
 # --- Products and multi-tensor operations -----------------------------------------------------------------------------
 
 

@@ -223,6 +223,22 @@ def test_beams_move_their_cache_with_them(window):
     close(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])
 
 
+def test_selections_in_turn_take_no_new_memory_and_change_nothing_that_is_held():
+    cache, addresses, held = KVCache(), [], []
+    cache.append(*torch.randn(2, 4, 2, 5, 8))
+    for n in range(6):
+        cache = cache.select(torch.tensor([0, 0, 2, 1]))
+        k, v = cache.append(*torch.randn(2, 4, 2, 1, 8))
+        addresses.append(k.untyped_storage().data_ptr())
+        if n == 2:  # a view keeps the memory of its cache from being written again
+            held = [(k, k.clone()), (v, v.clone())]
+        del k, v
+    assert addresses[0] == addresses[2] and addresses[1] == addresses[3] == addresses[5]
+    assert addresses[4] not in addresses[:4]
+    for now, then in held:
+        torch.testing.assert_close(now, then, rtol=0, atol=0)
+
+
 def test_an_empty_cache_may_be_selected():
     assert KVCache(window=3).select(torch.tensor([0, 0])).length == 0
 

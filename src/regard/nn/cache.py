@@ -16,8 +16,11 @@ from torch import Tensor
 
 from ..checks import check_int
 from ..ops.terms.masks import Documents, Padding
+from ..torch_internals import is_only_tensor_of_memory
 from .cache_blocks import BlockTable
 from .row_starts import PackedLengths, RowStarts
+
+MAX_LEFT_BYTES = 2**25  # of a tensor that is kept for the next selection
 
 
 class KVCache:
@@ -320,6 +323,7 @@ class _Buffer:
     both: Float[Tensor, "b g space d_and_e"]
     widths: tuple[int, int]  # d e
     written: int = 0
+    left: Tensor | None = None  # the tensor of the buffer this one was selected from, for the next selection
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -349,10 +353,22 @@ class _Buffer:
         return k, v
 
     def select(self, rows: Tensor, first: int, n: int) -> _Buffer:
-        """Return a buffer with the given n entries of each row."""
-        other = _Buffer.like(self.both, self.widths[0], self.both.shape[2], rows.numel())
+        """Return a buffer with the given n entries of each row.
+
+        A beam search selects at every step. On a CPU it writes in turns into two tensors, because the first write to
+        memory that is new to the process takes longer than the copy. A tensor is written again once nothing else holds
+        it.
+        """
+        left = self.left
+        if left is not None and len(left) == rows.numel() and is_only_tensor_of_memory(left):
+            other = _Buffer(left, self.widths)
+        else:
+            other = _Buffer.like(self.both, self.widths[0], self.both.shape[2], rows.numel())
         torch.index_select(self.both.narrow(2, first, n), 0, rows, out=other.both.narrow(2, 0, n))
         other.written = n
+        if self.both.device.type == "cpu" and self.both.nbytes <= MAX_LEFT_BYTES:
+            with torch.inference_mode(False):
+                other.left = self.both.detach()  # a view would hold the tensor it is a view of
         return other
 
 
