@@ -233,7 +233,8 @@ def test_selections_in_turn_take_no_new_memory_and_change_nothing_that_is_held()
         if n == 2:  # a view keeps the memory of its cache from being written again
             held = [(k, k.clone()), (v, v.clone())]
         del k, v
-    assert addresses[0] == addresses[2] and addresses[1] == addresses[3] == addresses[5]
+    assert addresses[0] == addresses[2]
+    assert addresses[1] == addresses[3] == addresses[5]
     assert addresses[4] not in addresses[:4]
     for now, then in held:
         torch.testing.assert_close(now, then, rtol=0, atol=0)
