@@ -30,6 +30,7 @@ from ..tape.annotations import Tokens, TokensByLayer
 from ..tape.tape import Tape
 from .call_tokens import TokenFinder
 from .edit_values import Edit, EditedCall
+from .edited_parts import run_parts
 
 
 @contextmanager
@@ -149,7 +150,7 @@ class Editor:
         if any(each.needs_tokens for each in edits):
             tokens = self._finder.tokens_of(layer, seen)
         at = EditedCall(layer, self._here.count_call(layer), tokens, self._here.clean)
-        run = seen
+        before = run = seen
         for each in edits:
             if tokens is not None and (selected := each.selects_tokens(tokens)) is not None:
                 known = self._selected.get(id(each))
@@ -161,6 +162,10 @@ class Editor:
                 seen, run = changed, faster
             except NotUnderstood as reason:
                 raise NotUnderstood(f"{each!r} cannot edit {shown_name(layer)}: {reason}") from reason
+        if attention.dropout == 0:
+            heads = run_parts(lambda: attention.heads, before, seen, edits, at)
+            if heads is not None:
+                return attention.replaced_by_heads(seen, heads)
         return attention.replaced_by(seen, run)
 
     def _edits_of(self, layer: str) -> tuple[Edit, ...]:

@@ -118,6 +118,11 @@ class InterceptedAttention:
         return self._run is None
 
     @property
+    def dropout(self) -> float:
+        """The share of weights that the model drops in this call."""
+        return self._call.dropout
+
+    @property
     def heads(self) -> Tensor:
         """The output of each head, `b h i e`."""
         return self.layout.heads(self.out)
@@ -159,6 +164,10 @@ class InterceptedAttention:
         q, k, v = run.q, run.k, run.v
         terms: dict[str, Any] = {slot: term for slot in SLOTS if (term := getattr(run, slot)) is not None}
         heads = attend(q, k, v.to(q.dtype), **terms, offset=run.offset, dropout=self._call.dropout)
+        return self.replaced_by_heads(observed, heads)
+
+    def replaced_by_heads(self, observed: ObservedAttention, heads: Tensor) -> Tensor:
+        """Return the output of another attention, whose heads, `b h i e`, are computed, in the layout of this one."""
         self.replacement = observed
         return self.layout.output(heads if self._run is not None else heads.to(self.out.dtype))
 

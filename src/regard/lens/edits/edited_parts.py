@@ -1,0 +1,322 @@
+"""Run an edited attention as the plain one and the part that an edit changes, each by a kernel without a mask.
+
+    few queries       the model's kernel for all, then the weights of these queries as a matrix
+    some heads        the model's kernel for all, then the edited attention of these heads
+    many queries      each run of queries with the same edits for itself; under a causal mask the keys before the run
+                      and the keys of the run are two calls, joined by the log-sum-exp of each query
+    keys are cut      the plain kernel over the other keys, which are moved together; under a causal mask it runs the
+                      queries at these places, and the queries at the places between them a run at a time
+    keys get a bias   a strip of weights over these keys, joined with the other keys in the same way
+
+`Cut` and `Boost` that are none of these run as terms of `attend`, as all other edits do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ops import dispatch
+from ...ops.backend_plan import BackendPlan
+from ...ops.call import SLOTS, Call
+from ...ops.merge import merge
+from ...ops.operator import attend
+from ...ops.terms.masks import Causal, Chunked, Documents, Padding, Window
+from ...ops.terms.masks.mask_algebra import conjuncts
+from ...ops.terms.normalizers import Softmax
+from ...ops.terms.scores import Dot
+from ..recording.observed import ObservedAttention
+from .call_tokens import CallTokens
+from .edit_values import Boost, Cut, Edit, EditedCall
+
+MIN_ENTRIES = 2**18  # of the whole matrix; below it, one call with a mask takes less time
+MAX_ROW_ENTRIES = 2**26  # of the weights of a few queries, which are stored
+FEW_QUERIES = 16, 64  # so many, or one of so many
+MAX_STRIP = 64  # keys with a bias
+MAX_RUNS = 8  # stretches of cut keys, or of queries with the same edits
+FEW_HEADS = 4  # one head of four, or fewer
+
+
+class QueryRun(NamedTuple):
+    """Queries with the same edits."""
+
+    rows: slice
+    cut: list[tuple[int, int]]  # first and last + 1 of each stretch of hidden keys
+    amounts: dict[int, float]  # from visible keys to what is added to their scores
+
+    def of_keys(self, keys: slice) -> QueryRun:
+        """Return the edits of some keys, which count from 0."""
+        first, size = keys.start, keys.stop - keys.start
+        cut = [(max(low - first, 0), min(high - first, size)) for low, high in self.cut]
+        amounts = {key - first: amount for key, amount in self.amounts.items() if 0 <= key - first < size}
+        return QueryRun(self.rows, [(low, high) for low, high in cut if low < high], amounts)
+
+
+class Selected(NamedTuple):
+    """The queries, heads and keys that some edits name in one call."""
+
+    rows: Tensor | None  # the numbers of the queries, or None for all
+    heads: tuple[int, ...] | None
+    runs: list[QueryRun] | None  # None if the texts of the batch differ, or if there are too many runs
+
+
+def run_parts(
+    plain: Callable[[], Tensor],
+    before: ObservedAttention,
+    after: ObservedAttention,
+    edits: Sequence[Edit],
+    at: EditedCall,
+) -> Tensor | None:
+    """Return the edited heads, `b h i e`; None if the edits are not of these forms.
+
+    `plain` returns the heads of the model's kernel, and `after` is the edited attention in terms.
+    """
+    b, h, i, _ = before.q.shape
+    j, tokens = before.k.shape[2], at.tokens
+    if tokens is None or b * h * i * j < MIN_ENTRIES or not all(type(each) in (Cut, Boost) for each in edits):
+        return None
+    pairs: Sequence[Any] = edits
+    found = tokens.once((Selected, *map(id, edits)), lambda: _select(pairs, tokens))
+    few, share = FEW_QUERIES
+    n = i if found.rows is None else len(found.rows)
+    if found.rows is not None and n <= max(few, i // share) and b * h * n * j <= MAX_ROW_ENTRIES:
+        out = plain()
+        return out.index_copy(2, found.rows, _rows_of(after, found.rows).to(out.dtype)) if n else out
+    if found.heads is not None and len(found.heads) * FEW_HEADS <= h and _is_alike_in_all_heads(before):
+        out, part = plain(), _heads_of(before, pairs, found.heads, at)
+        return out.index_copy(1, torch.tensor(found.heads, device=out.device), part.to(out.dtype))
+    return None if found.heads is not None else _run_by_keys(before, found.runs)
+
+
+def _select(edits: Sequence[Cut | Boost], tokens: CallTokens) -> Selected:
+    queries, keys = (
+        [None if x is None else axis.select(x) for x in chosen]
+        for axis, chosen in (
+            (tokens.queries, [each.queries for each in edits]),
+            (tokens.keys, [each.keys for each in edits]),
+        )
+    )
+    rows = heads = None
+    if all(x is not None for x in queries):
+        rows = torch.stack([x.any(0) for x in queries if x is not None]).any(0).nonzero().flatten()
+    if all(each.heads is not None for each in edits):
+        heads = tuple(sorted({head for each in edits for head in each.heads}))  # type: ignore[union-attr]
+    if not all(x is None or bool((x == x[:1]).all()) for x in (*queries, *keys)):
+        return Selected(rows, heads, None)
+    return Selected(rows, heads, _query_runs(edits, queries, keys, tokens))
+
+
+def _query_runs(
+    edits: Sequence[Cut | Boost], queries: list[Tensor | None], keys: list[Tensor | None], tokens: CallTokens
+) -> list[QueryRun] | None:
+    """Return the runs of queries with the same edits; None if there are too many."""
+    i, j = tokens.queries.real.shape[1], tokens.keys.real.shape[1]
+    of_rows, of_keys = (
+        np.stack([np.ones(n, dtype=bool) if x is None else x[0].numpy(force=True) for x in xs])
+        for xs, n in ((queries, i), (keys, j))
+    )
+    bounds = [0, *(np.flatnonzero((of_rows[:, 1:] != of_rows[:, :-1]).any(0)) + 1).tolist(), i]
+    if len(bounds) - 1 > MAX_RUNS:
+        return None
+    runs = []
+    for start, stop in pairwise(bounds):
+        cut, amounts = np.zeros(j, dtype=bool), np.zeros(j)
+        for each, is_meant, chosen in zip(edits, of_rows[:, start], of_keys, strict=True):
+            if is_meant and isinstance(each, Cut):
+                cut |= chosen
+            elif is_meant:
+                amounts[chosen] += each.amount
+        amounts[cut] = 0
+        ends = np.flatnonzero(np.diff(cut, prepend=False, append=False)).tolist()
+        added = np.flatnonzero(amounts)
+        if len(ends) > 2 * MAX_RUNS or len(added) > MAX_STRIP:
+            return None
+        stretches = list(zip(ends[::2], ends[1::2], strict=True))
+        runs.append(
+            QueryRun(slice(start, stop), stretches, dict(zip(added.tolist(), amounts[added].tolist(), strict=True)))
+        )
+    return runs
+
+
+def _rows_of(after: ObservedAttention, rows: Tensor) -> Tensor:
+    """Return the outputs of some queries by their whole weights."""
+    slots: Any = {slot: getattr(after, slot) for slot in SLOTS}
+    call = Call.of(after.q, after.k, **slots, offset=after.offset).select(rows=rows)
+    plan = dispatch.find_backend("reference").plan(call.with_values(after.v))
+    assert isinstance(plan, BackendPlan)
+    return plan.run()[0]
+
+
+def _is_alike_in_all_heads(seen: ObservedAttention) -> bool:
+    """Whether no term has numbers of its own for each head."""
+    alike = (Causal, Chunked, Documents, Padding)
+    return _is_plain_softmax(seen) and all(
+        isinstance(mask, alike)
+        or (
+            isinstance(mask, Window)
+            and all(x is None or isinstance(x, int) for x in (mask.width, mask.before, mask.after))
+        )
+        for mask in conjuncts(seen.mask)
+    )
+
+
+def _is_plain_softmax(seen: ObservedAttention) -> bool:
+    score = seen.score
+    is_dot = score is None or (isinstance(score, Dot) and score.cap is None and not isinstance(score.scale, Tensor))
+    return is_dot and seen.bias is None and (seen.normalize is None or isinstance(seen.normalize, Softmax))
+
+
+def _heads_of(seen: ObservedAttention, edits: Sequence[Cut | Boost], heads: tuple[int, ...], at: EditedCall) -> Tensor:
+    """Return the edited outputs of some heads."""
+    q, k, v = seen.q, seen.k, seen.v
+    chosen = list(heads)
+    k, v = (x[:, [head * x.shape[1] // q.shape[1] for head in chosen]] for x in (k, v))
+    part = seen._replace(q=q[:, chosen], k=k, v=v, statistic=None)
+    tokens = at.tokens
+    assert tokens is not None
+
+    def renumber() -> list[Cut | Boost]:
+        found = []
+        for each in edits:
+            own = tuple(n for n, head in enumerate(heads) if head in each.heads)  # type: ignore[operator]
+            found.append(dataclasses.replace(each, heads=None if len(own) == len(heads) else own))
+        return found
+
+    own = tokens.once(("heads", *map(id, edits)), renumber)
+    found = tokens.once((Selected, *map(id, own)), lambda: _select(own, tokens))
+    if all(each.heads is None for each in own) and (out := _run_by_keys(part, found.runs)) is not None:
+        return out
+    run = part
+    for each in own:
+        run = each.change_for_speed(run, at) or each.change(run, at)
+    terms: Any = {slot: getattr(run, slot) for slot in SLOTS}
+    return attend(run.q, run.k, run.v.to(run.q.dtype), **terms, offset=run.offset)
+
+
+def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Tensor | None:
+    """Return an attention of runs of queries to fewer keys, and to keys with a bias; None if it is not of that form."""
+    q, k, v = seen.q, seen.k, seen.v.to(seen.q.dtype)
+    i, j = q.shape[2], k.shape[2]
+    is_causal = type(seen.mask) is Causal
+    if runs is None or not (is_causal or seen.mask is None) or not _is_plain_softmax(seen):
+        return None
+    if is_causal and (i != j or seen.offset not in (None, 0)):
+        return None
+    has_bias = any(run.amounts for run in runs)
+    may_differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if may_differentiate and (has_bias or (is_causal and len(runs) > 1)):
+        return None  # a log-sum-exp of the kernel has no gradient
+    outs = []
+    for run in runs:
+        start, rows = run.rows.start, q[:, :, run.rows]
+        if is_causal:
+            parts = [(slice(0, start), False)] if start else []
+            parts.append((run.rows, True))
+        else:
+            parts = [(slice(0, j), False)]
+        found = [_run_keys(rows, k[:, :, x], v[:, :, x], run.of_keys(x), seen.score, square) for x, square in parts]
+        if any(part is None for part in found):
+            return None
+        joined = [part for part in found if part is not None]
+        outs.append(merge([x for x, _ in joined], [y for _, y in joined])[0] if len(joined) > 1 else joined[0][0])
+    return torch.cat(outs, 2) if len(outs) > 1 else outs[0]
+
+
+def _run_keys(
+    q: Tensor, k: Tensor, v: Tensor, run: QueryRun, score: Any, is_causal: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return the output and the log-sum-exp, `b h i`, of queries with the same edits; None if in too many parts."""
+    strip, cut = dict(run.amounts), run.cut
+    if strip and min(strip.values()) > 0:
+        # The kernel runs these keys too, and the strip adds their weights exp(amount) - 1 times.
+        strip = {key: amount + math.log1p(-math.exp(-amount)) for key, amount in strip.items()}
+    elif strip:
+        cut = _join_stretches(sorted([*cut, *((key, key + 1) for key in strip)]))
+    rest = _without_keys(q, k, v, cut, score, is_causal)
+    if rest is None or not strip:
+        return rest
+    return _join_strip(q, k, v, strip, score, is_causal, *rest)
+
+
+def _join_stretches(stretches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return stretches in order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in stretches:
+        if joined and joined[-1][1] == start:
+            start, _ = joined.pop()
+        joined.append((start, stop))
+    return joined
+
+
+def _without_keys(
+    q: Tensor, k: Tensor, v: Tensor, cut: Sequence[tuple[int, int]], score: Any, is_causal: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return the output and the log-sum-exp, `b h i`, over the keys that are not cut; None if in too many parts."""
+    if not cut:
+        return _attend(q, k, v, score, is_causal)
+    if len(cut) > 2 * MAX_RUNS:
+        return None
+    bounds = [0, *(n for pair in cut for n in pair), k.shape[2]]
+    runs = [(slice(*pair), n % 2 == 1) for n, pair in enumerate(pairwise(bounds)) if pair[0] < pair[1]]
+    left = [keys for keys, is_cut in runs if not is_cut]
+    if not left:
+        return None
+    k, v = (torch.cat([x[:, :, keys] for keys in left], 2) for x in (k, v))
+    if not is_causal:
+        return _attend(q, k, v, score, False)
+    out, lse = _attend(torch.cat([q[:, :, keys] for keys in left], 2), k, v, score, True)
+    parts, done = [], 0
+    for rows, is_cut in runs:
+        n = rows.stop - rows.start
+        if not is_cut:
+            parts.append((out[:, :, done : done + n], lse[:, :, done : done + n]))
+            done += n
+        elif done:
+            parts.append(_attend(q[:, :, rows], k[:, :, :done], v[:, :, :done], score, False))
+        else:  # these queries see no key
+            shape = *q.shape[:2], n
+            parts.append((out.new_zeros(*shape, v.shape[-1]), lse.new_full(shape, -torch.inf)))
+    return torch.cat([x for x, _ in parts], 2), torch.cat([x for _, x in parts], 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, score: Any, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of each query, `b h i`."""
+    call = Call.of(q, k, v, score=score, mask=Causal() if is_causal else None, offset=0 if is_causal else None)
+    out, lse = dispatch.choose(dataclasses.replace(call, statistic=True)).run()
+    assert lse is not None
+    return out, lse[..., 0]
+
+
+def _join_strip(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    strip: Mapping[int, float],
+    score: Any,
+    is_causal: bool,
+    out: Tensor,
+    lse: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return attention to the keys behind `out` and `lse`, and to those of `strip`, with their additions to scores."""
+    _, h, i, d = q.shape
+    g, wide = k.shape[1], torch.promote_types(q.dtype, torch.float32)
+    places = torch.tensor(list(strip), device=q.device)
+    added = torch.tensor(list(strip.values()), device=q.device, dtype=wide)
+    scale = d**-0.5 if score is None or score.scale is None else score.scale
+    k, v = (x[:, :, places].to(wide)[:, :, None] for x in (k, v))  # b g 1 n d
+    scores = (q.to(wide).unflatten(1, (g, h // g)) @ k.mT * scale + added).flatten(1, 2)  # b h i n
+    if is_causal:
+        is_later = places > torch.arange(i, device=q.device)[:, None]
+        scores = scores.masked_fill(is_later, -torch.inf)
+    total = torch.logaddexp(lse.to(wide), scores.logsumexp(-1))
+    finite = torch.where(total == -torch.inf, 0.0, total)  # of a query without keys
+    weights = (scores - finite[..., None]).exp().unflatten(1, (g, h // g))
+    joined = (weights @ v).flatten(1, 2).addcmul(out.to(wide), (lse - finite).exp()[..., None])
+    return joined.to(out.dtype), total

@@ -1,0 +1,139 @@
+"""An edited attention that runs in parts equals the one that runs as terms, and the definition."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.lens import Boost, Cut, capture, edit
+from regard.lens.edits import edited_parts
+from tests.lens.edits.dense_edits import dense_edited, edited_scores
+
+
+class Sdpa(nn.Module):
+    """Grouped attention by PyTorch's kernel."""
+
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
+
+
+EDITS = {
+    "one query": [Cut(queries=-1, keys=slice(2, 5))],
+    "queries, and a bias": [Cut(queries=[3, 7], keys=[0, 2], heads=1), Boost(slice(1, 4), -1.5, queries=[7, 9])],
+    "a head": [Cut(keys=slice(3, 6), heads=1)],
+    "two heads alike": [Cut(keys=slice(3, 6), heads=[0, 1]), Boost(7, 2.0, heads=[0, 1])],
+    "two heads": [Cut(keys=slice(3, 6), heads=[0, 1]), Boost(7, 2.0, heads=1)],
+    "a head of some queries": [Cut(queries=slice(8, None), keys=slice(3, 6), heads=6)],
+    "later queries": [Cut(queries=slice(8, None), keys=slice(3, 6))],
+    "queries in the middle, and a bias": [Boost([2, 9], 1.0, queries=slice(4, 12)), Cut(queries=slice(9, 14), keys=1)],
+    "queries in the middle of a head": [Cut(queries=slice(3, 12), keys=slice(2, 10), heads=6)],
+    "keys in the middle": [Cut(keys=slice(3, 6))],
+    "the first keys": [Cut(keys=slice(0, 3))],
+    "the last keys": [Cut(keys=slice(-3, None))],
+    "keys here and there": [Cut(keys=[0, 1, 4, 8, 9, 16])],
+    "a bias": [Boost(slice(3, 5), 2.0)],
+    "a lower bias": [Boost([0, 4], -3.0)],
+    "two biases": [Boost([0, 4], -3.0), Boost([4, 6], 1.0), Boost(9, 1e-3)],
+    "a bias and a cut": [Boost([2, 4], 1.0), Cut(keys=[4, 5])],
+    "every key": [Boost(slice(None), -2.0)],
+    "all but one": [Cut(keys=slice(1, None))],
+}
+GENERAL = {"every key"}
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch):
+    """Runs of parts at any length, counted."""
+    monkeypatch.setattr(edited_parts, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(edited_parts, "FEW_QUERIES", (3, 6))
+    found = []
+
+    def count(*args):
+        found.append(edited_parts_run(*args))
+        return found[-1]
+
+    edited_parts_run = edited_parts.run_parts
+    monkeypatch.setattr(sys.modules["regard.lens.edits.edit"], "run_parts", count)
+    return found
+
+
+def tensors(dtype=torch.float64):
+    torch.manual_seed(0)
+    return torch.randn(2, 8, 17, 4, dtype=dtype), *torch.randn(2, 2, 2, 17, 4, dtype=dtype)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", EDITS)
+@torch.no_grad()
+def test_parts_equal_the_definition(name, causal, parts):
+    q, k, v = tensors()
+    keep = torch.ones(17, 17, dtype=torch.bool).tril() if causal else None
+    want, weights = dense_edited(q, k, v, EDITS[name], keep=keep)
+    model = nn.ModuleDict({"self_attn": Sdpa(causal)})["self_attn"]
+    with edit(model, {"*": EDITS[name]}), capture(model) as tape:
+        out = model(q, k, v)
+    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(tape[0].dense(), weights, atol=1e-12, rtol=1e-12)
+    assert (parts[0] is None) == (name in GENERAL or (name == "every key" and not causal))
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_errors_are_those_of_plain_pytorch(name, dtype):
+    q, k, v = tensors(dtype)
+    keep = torch.ones(17, 17, dtype=torch.bool).tril()
+    want, _ = dense_edited(q, k, v, EDITS[name], keep=keep)
+    added = edited_scores(torch.zeros(2, 8, 17, 17), EDITS[name]).masked_fill(~keep, -torch.inf).to(dtype)
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=added, enable_gqa=True).nan_to_num(0.0)
+    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+    with edit(model, {"*": EDITS[name]}):
+        assert (model(q, k, v).double() - want).abs().max() <= 2 * (theirs.double() - want).abs().max()
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_gradients_flow_through_parts(name):
+    found = []
+    for is_dense in (False, True):
+        leaves = [x.requires_grad_() for x in tensors()]
+        if is_dense:
+            out, _ = dense_edited(*leaves, EDITS[name], keep=torch.ones(17, 17, dtype=torch.bool).tril())
+        else:
+            model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+            with edit(model, {"*": EDITS[name]}):
+                out = model(*leaves)
+        found.append(torch.autograd.grad(out.square().sum(), leaves))
+    for ours, want in zip(*found, strict=True):
+        torch.testing.assert_close(ours, want, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_hidden_garbage_does_not_reach_the_other_queries():
+    q, k, v = tensors()
+    k[:, :, 3], v[:, :, 3] = torch.nan, torch.inf
+    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+    with edit(model, {"*": Cut(keys=3)}):
+        out = model(q, k, v)
+    k[:, :, 3], v[:, :, 3] = 0, 0
+    want, _ = dense_edited(q, k, v, [Cut(keys=3)], keep=torch.ones(17, 17, dtype=torch.bool).tril())
+    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)
+
+
+@torch.no_grad()
+def test_texts_with_different_keys_run_as_terms(parts):
+    q, k, v = tensors()
+    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+    words = [["a"] * 5 + ["b"] * 12, ["a"] * 6 + ["b"] * 11]
+    with edit(model, {"*": Cut(keys=lambda text: [n for n, x in enumerate(text) if x == "a"])}, words):
+        out = model(q, k, v)
+    assert parts == [None]
+    for n in (0, 1):
+        cut = [Cut(keys=slice(0, 5 + n))]
+        want, _ = dense_edited(q[n : n + 1], k[n : n + 1], v[n : n + 1], cut, keep=torch.ones(17, 17).tril().bool())
+        torch.testing.assert_close(out[n : n + 1], want, atol=1e-12, rtol=1e-12)
