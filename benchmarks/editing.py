@@ -185,7 +185,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, each: Any) -> Tensor:
             part[rows, cols] = True
             of_edit[head] = part
     if isinstance(each, Boost):
-        s = s + each.amount * of_edit
+        s = s + each.amount * of_edit.to(s.dtype)
     if isinstance(each, Temperature):
         s = torch.cat([s[:, [x]] / (each.factor if x in chosen else 1) for x in range(h)], 1)
     keep = causal & ~of_edit if isinstance(each, Cut) else causal

@@ -137,3 +137,20 @@ def test_texts_with_different_keys_run_as_terms(parts):
         cut = [Cut(keys=slice(0, 5 + n))]
         want, _ = dense_edited(q[n : n + 1], k[n : n + 1], v[n : n + 1], cut, keep=torch.ones(17, 17).tril().bool())
         torch.testing.assert_close(out[n : n + 1], want, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@torch.no_grad()
+def test_an_architecture_edited_in_parts_equals_one_edited_by_terms(name, parts, monkeypatch):
+    architectures = pytest.importorskip("tests.lens.test_architectures")
+    config = architectures.small(architectures.CONFIG_MAPPING[name])
+    model = architectures.fused(config)
+    given = architectures.inputs(model, config)
+    for each in ("one query", "a head", "later queries", "keys in the middle", "a bias", "a lower bias"):
+        found = []
+        for entries in (1, 2**60):
+            monkeypatch.setattr(edited_parts, "MIN_ENTRIES", entries)
+            with edit(model, {"*.1.*": EDITS[each]}):
+                found.append(model(**given)[0])
+        torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    assert [x is None for x in parts] == [False, True] * 6

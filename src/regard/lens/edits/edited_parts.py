@@ -131,7 +131,7 @@ def _query_runs(
         for each, is_meant, chosen in zip(edits, of_rows[:, start], of_keys, strict=True):
             if is_meant and isinstance(each, Cut):
                 cut |= chosen
-            elif is_meant:
+            elif is_meant and isinstance(each, Boost):
                 amounts[chosen] += each.amount
         amounts[cut] = 0
         ends = np.flatnonzero(np.diff(cut, prepend=False, append=False)).tolist()
