@@ -44,7 +44,15 @@ def by_loop(model, inputs, edits, metric, tokens=None):
     return torch.tensor(found, dtype=torch.float64)
 
 
-def test_a_sweep_of_heads_and_groups_equals_a_loop_of_edits(model):
+@pytest.mark.parametrize(
+    ("copies", "passes"),
+    [
+        (1, [1 + 16, 1 + 32, 1 + 48, 1 + 1 + 64]),  # and one pass that verifies
+        (None, [1 + 1 + 1, 1 + 1 + 2, 1 + 1 + 3, 1 + 2 + 4]),  # and one that verifies the copies
+        (7, [1 + 1 + 4, 1 + 1 + 8, 1 + 1 + 12, 1 + 2 + 16]),  # 7, 7, 1 and 1: a batch of 4 rows is as large as heads
+    ],
+)
+def test_a_sweep_of_heads_and_groups_equals_a_loop_of_edits(model, copies, passes):
     with capture(model) as tape, torch.no_grad():
         plain = model(X)
     edits = knockouts(tape, keys=words(TOKENS), queries=-1)
@@ -52,8 +60,8 @@ def test_a_sweep_of_heads_and_groups_equals_a_loop_of_edits(model):
     want = by_loop(model, X, edits, metric)
     for block in model:
         block.passes = 0
-    found = sweep(model, X, edits, metric)
-    assert [block.passes for block in model] == [1 + 16, 1 + 32, 1 + 48, 1 + 1 + 64]  # and one pass that verifies
+    found = sweep(model, X, edits, metric, copies=copies)
+    assert [block.passes for block in model] == passes
     torch.testing.assert_close(found.values, want, atol=1e-12, rtol=1e-12)
     assert found.plain == pytest.approx(float(metric(plain)))
     torch.testing.assert_close(found.effects, want - found.plain)
@@ -72,10 +80,55 @@ def test_edits_of_several_layers_begin_at_the_first(model):
     want = by_loop(model, X, edits, metric, TOKENS)
     for block in model:
         block.passes = 0
-    found = sweep(model, X, edits, metric, TOKENS)
+    found = sweep(model, X, edits, metric, TOKENS, copies=1)
     torch.testing.assert_close(found.values, want, atol=1e-12, rtol=1e-12)
     assert [block.passes for block in model] == [2, 3, 3, 5]
     assert found.grid().shape == (3, 1)
+
+
+def test_copies_have_the_tokens_of_their_texts(model):
+    texts = [TOKENS, ["a", "dog", "saw", "a", "cat"]]
+    edits = {
+        n: {"*": [Cut(keys=lambda text, n=n: words(text)["cat"], heads=n), Boost(-1, 1.0, queries=slice(n, None))]}
+        for n in range(4)
+    }
+    want = by_loop(model, X, edits, metric, texts)
+    found = sweep(model, X, edits, metric, texts)
+    torch.testing.assert_close(found.values, want, atol=1e-12, rtol=1e-12)
+
+
+class Mixing(nn.Module):
+    """A model whose batch rows depend on each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Counting(), Counting()
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x - x.mean(0, keepdim=True))
+
+
+class OneNumber(nn.Module):
+    """A model that returns one number for the whole batch, as a loss is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Counting(), Counting()
+
+    def forward(self, x):
+        return self.second(self.first(x)).square().mean()
+
+
+@pytest.mark.parametrize("kind", [Mixing, OneNumber])
+def test_a_model_whose_rows_cannot_be_told_apart_runs_one_set_after_the_other(kind):
+    torch.manual_seed(0)
+    model, edits = kind().double().eval(), knockouts({"first.attention": 4, "second.attention": 4})
+    want = by_loop(model, X, edits, torch.Tensor.sum)
+    model.first.passes = 0
+    found = sweep(model, X, edits, torch.Tensor.sum)
+    torch.testing.assert_close(found.values, want, atol=1e-12, rtol=1e-12)
+    assert model.first.passes <= 1 + 4 + 1 + 1
 
 
 def test_a_table_has_the_parts_of_the_labels(model):
@@ -125,6 +178,8 @@ def test_what_a_sweep_cannot_run_is_refused(model):
     with pytest.raises(ValueError, match=r"in training they may differ; write model.eval\(\)"):
         sweep(model.train(), X, edits, metric)
     model.eval()
+    with pytest.raises(ValueError, match="copies must be 1 or more, got 0"):
+        sweep(model, X, edits, metric, copies=0)
     with pytest.raises(ValueError, match="edits is empty"):
         sweep(model, X, {}, metric)
     with pytest.raises(ValueError, match="Freeze runs the model once more"):
@@ -151,13 +206,17 @@ def test_a_sweep_of_an_architecture_equals_a_loop_of_edits(name):
     given = architectures.inputs(model, config)
     with capture(model) as tape, torch.no_grad():
         model(**given)
-    edits = knockouts(tape.layers, keys={"first": 0, "middle": slice(2, 4)}, queries=slice(3, None))
+    edits = knockouts(tape.layers, keys={"first": 0, "second": 1, "middle": slice(2, 4)}, queries=slice(3, None))
     edits |= knockouts({tape.layers[-1]: 2})
 
     def metric(out):
         return (out[0] * torch.linspace(-1, 1, out[0].shape[-1])).sum()
 
+    passes = []
+    hook = model.register_forward_hook(lambda *_: passes.append(0))
     found = sweep(model, given, edits, metric)
+    hook.remove()
+    assert len(passes) < len(edits)  # several sets of edits in each
     want = []
     for each in edits.values():
         with torch.no_grad(), edit(model, each):

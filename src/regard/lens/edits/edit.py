@@ -85,8 +85,7 @@ def edit(
     """
     diagnostics.check_capturable(model)
     checked = check_edits(model, edits)
-    selects_queries = any(getattr(each, "queries", None) is not None for found in checked.values() for each in found)
-    consumer = Editor(checked, tokens, follows_all=selects_queries and _may_cross_attend(model))
+    consumer = Editor(checked, tokens, follows_all=must_follow_all(model, checked))
     with intercept(model, consumer, layout=layout) as mode, consumer.clean_runs(mode, layout):
         yield
     consumer.check_done(mode)
@@ -122,6 +121,10 @@ class Editor:
         self._selected: dict[int, Tensor] = {}  # id of an edit -> True if it has selected a token
         # The queries of a cross-attention are found by the self-attention of its block, which may have no edits.
         self._follows_all = follows_all
+
+    def is_interested(self, layer: str) -> bool:
+        """Whether the calls of a layer are edited, or their tokens are followed."""
+        return self._follows_all or bool(self._edits_of(layer))
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
         """Return the output of the edited attention."""
@@ -248,6 +251,12 @@ def check_runs_twice(model: nn.Module, given: Mapping[str, Any]) -> None:
             "Freeze beside other edits runs the model twice, and batch norm in training would count the batch twice; "
             "write model.eval()"
         )
+
+
+def must_follow_all(model: nn.Module, edits: Mapping[str, Sequence[Edit]]) -> bool:
+    """Whether an editor must see layers without edits too: queries of a cross-attention are those of another layer."""
+    selects_queries = any(getattr(each, "queries", None) is not None for found in edits.values() for each in found)
+    return selects_queries and _may_cross_attend(model)
 
 
 def _may_cross_attend(model: nn.Module) -> bool:

@@ -48,13 +48,13 @@ class PrefixRecorder:
         self._is_chosen = is_chosen
         self._running: list[_RunningCall] = []
         self.before: dict[str, list[FinishedCall]] = {}  # layer -> calls before it, layers in order of their first call
-        self.heads: dict[str, int] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # b h i e of the heads of each layer
 
     def observe(self, attention: InterceptedAttention) -> Tensor:
         """Note the calls that have finished before this one."""
         layer, out = attention.layer, attention.out
-        if layer not in self.heads:
-            self.heads[layer] = attention.heads.shape[1]
+        if layer not in self.shapes:
+            self.shapes[layer] = tuple(attention.heads.shape)
             if self._is_chosen(layer):
                 # What the layer itself has called may be a part of its attention, such as dropout on the weights.
                 self.before[layer] = [call for running in self._running[:-1] for call in running.finished]
@@ -84,14 +84,14 @@ class PrefixRecorder:
 
 
 @contextmanager
-def replay_outputs(calls: Collection[FinishedCall]) -> Iterator[None]:
-    """Return recorded outputs in place of the first calls of modules within the block."""
+def replay_outputs(calls: Collection[FinishedCall], change: Callable[[Any], Any] | None = None) -> Iterator[None]:
+    """Return recorded outputs, or what `change` makes of them, in place of the first calls of modules in the block."""
     outputs: dict[nn.Module, list[Any]] = {}
     for call in calls:
         outputs.setdefault(call.module, []).append(call.output)
     own = {module: vars(module).get("forward") for module in outputs}  # such as the wrapper of another library
     for module, recorded in outputs.items():
-        object.__setattr__(module, "forward", _replay(module.forward, recorded))
+        object.__setattr__(module, "forward", _replay(module.forward, recorded, change))
     try:
         yield
     finally:
@@ -101,9 +101,14 @@ def replay_outputs(calls: Collection[FinishedCall]) -> Iterator[None]:
                 object.__setattr__(module, "forward", forward)
 
 
-def _replay(forward: Callable[..., Any], recorded: list[Any]) -> Callable[..., Any]:
+def _replay(
+    forward: Callable[..., Any], recorded: list[Any], change: Callable[[Any], Any] | None
+) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        return recorded.pop(0) if recorded else forward(*args, **kwargs)
+        if not recorded:
+            return forward(*args, **kwargs)
+        output = recorded.pop(0)
+        return output if change is None else change(output)
 
     return run
 

@@ -100,6 +100,7 @@ class InterceptedAttention:
         self.replacement: ObservedAttention | None = None  # the attention that a consumer put in its place
         self.observed: ObservedAttention | None = None  # the attention of the model in terms, once it is interpreted
         self._source, self._read_call, self._proof, self._projection = source, read_call, proof, projection
+        self._interpret_part: Callable[[], ObservedAttention | NotUnderstood] | None = None
 
     @cached_property
     def out(self) -> Tensor:
@@ -133,6 +134,8 @@ class InterceptedAttention:
 
     def interpret(self) -> ObservedAttention | NotUnderstood:
         """Return the attention in terms, or the reason why it has none; if it was replaced, the one in its place."""
+        if self._interpret_part is not None:
+            return self._interpret_part()
         if self._run is None and (replaced := replacement_of(self.out)) is not None:
             return replaced
         try:
@@ -170,6 +173,14 @@ class InterceptedAttention:
         """Return the output of another attention, whose heads, `b h i e`, are computed, in the layout of this one."""
         self.replacement = observed
         return self.layout.output(heads if self._run is not None else heads.to(self.out.dtype))
+
+    def part(
+        self, heads: Callable[[], Tensor], interpret: Callable[[], ObservedAttention | NotUnderstood]
+    ) -> InterceptedAttention:
+        """Return the attention of some batch rows, from what gives their heads, `b h i e`, and their terms."""
+        part = InterceptedAttention(self._source, self.layer, lambda: self._call, heads, guess=self.guess)
+        part._interpret_part = interpret
+        return part
 
     def await_projection(self, callback: Callable[[Tensor], None]) -> None:
         """Call back with the weight of the output projection once it is known; never if there is none."""
