@@ -8,7 +8,7 @@
                       queries at these places, and the queries at the places between them a run at a time
     keys get a bias   a strip of weights over these keys, joined with the other keys in the same way
 
-`Cut` and `Boost` that are none of these run as terms of `attend`, as all other edits do.
+All other edits run as terms of `attend`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ..recording.observed import ObservedAttention
 from .call_tokens import CallTokens
 from .edit_values import Boost, Cut, Edit, EditedCall
 
-MIN_ENTRIES = 2**18  # of the whole matrix; below it, one call with a mask takes less time
-MAX_ROW_ENTRIES = 2**26  # of the weights of a few queries, which are stored
-FEW_QUERIES = 16, 64  # so many, or one of so many
+MIN_ENTRIES = 2**18  # entries of a matrix below which one call with a mask takes less time
+MAX_ROW_ENTRIES = 2**26  # weights of few queries, which are stored
+FEW_QUERIES = 16, 64  # a number, and the largest part of all queries, 1 / 64
 MAX_STRIP = 64  # keys with a bias
 MAX_RUNS = 8  # stretches of cut keys, or of queries with the same edits
-FEW_HEADS = 4  # one head of four, or fewer
+FEW_HEADS = 4  # the largest part of all heads is 1 / 4
 
 
 class QueryRun(NamedTuple):
@@ -49,7 +49,7 @@ class QueryRun(NamedTuple):
 
     rows: slice
     cut: list[tuple[int, int]]  # first and last + 1 of each stretch of hidden keys
-    amounts: dict[int, float]  # from visible keys to what is added to their scores
+    amounts: dict[int, float]  # from visible keys to the numbers added to their scores
 
     def of_keys(self, keys: slice) -> QueryRun:
         """Return the edits of some keys, which count from 0."""
@@ -316,7 +316,7 @@ def _join_strip(
         is_later = places > torch.arange(i, device=q.device)[:, None]
         scores = scores.masked_fill(is_later, -torch.inf)
     total = torch.logaddexp(lse.to(wide), scores.logsumexp(-1))
-    finite = torch.where(total == -torch.inf, 0.0, total)  # of a query without keys
+    finite = torch.where(total == -torch.inf, 0.0, total)
     weights = (scores - finite[..., None]).exp().unflatten(1, (g, h // g))
     joined = (weights @ v).flatten(1, 2).addcmul(out.to(wide), (lse - finite).exp()[..., None])
     return joined.to(out.dtype), total

@@ -31,7 +31,7 @@ from .token_selection import Selection
 
 Edits = Mapping[str, Edit | Sequence[Edit]]
 AXES = ("layer", "head", "keys")
-MAX_TOKENS, MAX_GPU_TOKENS = 2**12, 2**16  # of the copies of the inputs in one pass
+MAX_TOKENS, MAX_GPU_TOKENS = 2**12, 2**16  # tokens of all copies in one pass
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest entry
 MAX_HALF_ERROR = 0.05
 
