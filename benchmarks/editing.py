@@ -1,29 +1,46 @@
-"""`python -m benchmarks.editing cost`: what an edited pass takes beside the plain fused pass.
+"""What edits cost, and what a knockout sweep takes beside TransformerLens and nnsight.
 
-A Llama-shaped model of transformers with random weights, in bfloat16 on a GPU: its plain pass, and the same with each
-kind of edit in every layer, in turn. First one attention of the same shape is compared with a matrix of scores that is
-changed entry by entry in float64: an edited output may be off by at most twice what that matrix in its dtype is off by.
+`python -m benchmarks.editing cost` times an edited pass beside the plain fused pass: a Llama-shaped model of
+transformers with random weights, in bfloat16 on a GPU, with each kind of edit in every layer, in turn. First one
+attention of the same shape is compared with a matrix of scores that is changed entry by entry in float64: an edited
+output may be off by at most twice what that matrix in its dtype is off by.
+
+`python -m benchmarks.editing sweep --tokens 8192 65536` times a knockout sweep of a model of SmolLM2-135M's shape with
+random weights: in each head, the last token does not see four tokens. The table has whole passes beside it, one for
+each set of edits, which is what a loop takes. With `--layers` it has some layers alone.
+
+`python -m benchmarks.editing peers --folder FOLDER --python PYTHON` runs the sweep of some heads by TransformerLens,
+nnsight and regard on the model that transformers saved in a folder, each in a process of its own on one CPU thread.
+PYTHON is that of an environment with transformer-lens and nnsight. All three must find the same values.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import itertools
+import json
+import os
 import platform
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.lens import Boost, Cut, Freeze, From, Only, Scale, Temperature, capture, edit
+from regard.lens import Boost, Cut, Freeze, From, Only, Scale, Temperature, capture, edit, knockouts, sweep
 
 from . import lens
 from .__main__ import COMMIT, RESULTS, machine, milliseconds, spread, update
-from .measure import Measured
+from .measure import Measured, save
 
 TILES, OTHERS = 1.1, 1.3  # at most so many times the plain pass: edits that are masks of tiles, all others
 SECONDS = 1.0  # of repeats of each edit
@@ -31,17 +48,24 @@ FIELDS = [
     *("case", "tokens", "time", "quartiles", "ratio", "bar", "met", "peak_memory", "repeats", "machine"),
     *("python", "torch", "transformers", "commit", "date"),
 ]
+SWEEP_FIELDS = [
+    *("case", "tokens", "tool", "time", "per_set", "ratio", "peak_memory", "weights", "threads", "machine"),
+    *("python", "torch", "transformers", "commit", "date"),
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost",))
-    parser.add_argument("--tokens", type=int, default=16_384, help="of the text; another number is not saved")
+    parser.add_argument("what", choices=("cost", "sweep", "peers"))
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16_384], help="other numbers are not saved by cost")
     parser.add_argument("--hidden", type=int, default=lens.HIDDEN, help="another width is not saved")
-    parser.add_argument("--only", default="", help="measure only edits whose source holds this")
+    parser.add_argument("--only", default="", help="measure only edits whose source holds this (cost)")
+    parser.add_argument("--layers", type=int, nargs="+", help="sweep these layers alone (sweep)")
+    parser.add_argument("--folder", type=Path, help="a model that transformers saved (peers)")
+    parser.add_argument("--python", default=sys.executable, help="with transformer-lens and nnsight (peers)")
     chosen = parser.parse_args(arguments)
     with torch.no_grad():
-        measure_cost(chosen)
+        {"cost": measure_cost, "sweep": measure_sweep, "peers": measure_peers}[chosen.what](chosen)
 
 
 def cases(n: int) -> list[tuple[Any, float]]:
@@ -70,10 +94,11 @@ def cases(n: int) -> list[tuple[Any, float]]:
 def measure_cost(chosen: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # many CPUs have no products in bfloat16
-    for each, off, plain in errors(min(chosen.tokens, 1024), device, dtype):
+    n = chosen.tokens[0]
+    for each, off, plain in errors(min(n, 1024), device, dtype):
         if chosen.only in repr(each) and not off <= 2 * plain + torch.finfo(dtype).eps:
             raise SystemExit(f"error: {each!r} is off by {off:.3g}, plain {plain:.3g}; nothing was measured")
-    model, n = lens.llama(chosen.hidden, chosen.tokens).to(device, dtype).eval(), chosen.tokens
+    model = lens.llama(chosen.hidden, n).to(device, dtype).eval()
     ids = torch.randint(0, lens.VOCABULARY, (1, n), device=device)
 
     def plain() -> Any:
@@ -86,11 +111,9 @@ def measure_cost(chosen: argparse.Namespace) -> None:
     with capture(model) as tape:
         plain()
     found = [*cases(n), (From(tape), OTHERS), (From(tape, heads=3), OTHERS)]
-    rows = []
     for each, bar in found:
         if chosen.only in repr(each):
             row = measured(repr(each), plain, lambda each=each: edited(each), n, bar, device)
-            rows.append(row)
             print(
                 f"{row['case']:<64}{row['time']:>12}  x {row['ratio']:<6}(bar {bar}) {row['peak_memory']}", flush=True
             )
@@ -118,6 +141,12 @@ def measured(
         "met": "yes" if ratio <= bar else "no",
         "peak_memory": f"{peak(edited, device) / 1e6:.0f} MB" if device.type == "cuda" else "",
         "repeats": repeats,
+        **provenance(device),
+    }
+
+
+def provenance(device: torch.device) -> dict[str, object]:
+    return {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -125,6 +154,109 @@ def measured(
         "commit": COMMIT,
         "date": date.today().isoformat(),
     }
+
+
+def measure_sweep(chosen: argparse.Namespace) -> None:
+    """Time a sweep of every head and print a row for each number of tokens."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = smollm2(max(chosen.tokens)).to(device, dtype).eval()
+    layers = range(model.config.num_hidden_layers) if chosen.layers is None else chosen.layers
+    heads = {f"model.layers.{layer}.self_attn": model.config.num_attention_heads for layer in layers}
+    for n in chosen.tokens:
+        ids = torch.randint(0, model.config.vocab_size, (1, n), device=device)
+        inputs = {"input_ids": ids, "logits_to_keep": 1}
+        sets = knockouts(heads, keys={"word": slice(n // 8, n // 8 + 4)}, queries=-1)
+        few = dict(itertools.islice(sets.items(), 1))
+
+        def run(sets: Any = sets, inputs: Any = inputs) -> Any:
+            return sweep(model, inputs, sets, lambda out: out.logits[0, -1, 0])
+
+        run(few)
+        passes = [seconds(lambda inputs=inputs: model(**inputs, use_cache=False), device) for _ in range(5)]
+        plain = statistics.median(passes)
+        before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+        taken = seconds(run, device)
+        memory = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
+        row = {
+            "case": f"{len(sets)} knockouts in {len(heads)} layers",
+            "tokens": n,
+            "tool": "regard",
+            "time": f"{taken:.2f} s",
+            "per_set": milliseconds(taken / len(sets)),
+            "ratio": f"{plain * len(sets) / taken:.2f}",
+            "peak_memory": f"{memory / 1e6:.0f} MB",
+            "weights": "random, of SmolLM2-135M's shape",
+            "threads": "" if device.type == "cuda" else torch.get_num_threads(),
+            **provenance(device),
+        }
+        report_sweep(row)
+        save_sweep(row)
+
+
+def smollm2(longest: int) -> Any:
+    """A model of SmolLM2-135M's shape with random weights, on PyTorch's fused attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49_152,
+        max_position_embeddings=longest,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config)
+
+
+def measure_peers(chosen: argparse.Namespace) -> None:
+    """Run the sweep by each tool in a process of its own, and print a row for each."""
+    script = Path(__file__).with_name("editing_peer.py")
+    for n in chosen.tokens:
+        found = {}
+        for tool in ("regard", "transformer-lens", "nnsight"):
+            python = sys.executable if tool == "regard" else chosen.python
+            command = [python, "-W", "ignore", str(script), tool, str(chosen.folder), str(n)]
+            environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            if run.returncode:
+                raise SystemExit(f"error: {tool} failed:\n{run.stderr[-2000:]}")
+            found[tool] = json.loads(run.stdout.splitlines()[-1])
+        for tool, each in found.items():
+            values, ours = (torch.tensor(one["values"]) for one in (each, found["regard"]))
+            if not torch.allclose(values, ours, atol=1e-3, rtol=1e-3):
+                raise SystemExit(f"error: {tool} finds {values.tolist()}, regard {ours.tolist()}; nothing was saved")
+            row = {
+                "case": f"{len(values)} knockouts in 3 layers",
+                "tokens": n,
+                "tool": f"{tool} {each['version']}",
+                "time": f"{each['seconds']:.2f} s",
+                "per_set": milliseconds(each["seconds"] / len(values)),
+                "ratio": f"{each['seconds'] / found['regard']['seconds']:.2f}",
+                "peak_memory": f"{each['bytes'] / 1e6:.0f} MB",
+                "weights": "SmolLM2-135M-Instruct",
+                "threads": 1,
+                **provenance(torch.device("cpu")),
+            }
+            report_sweep(row)
+            save_sweep(row)
+
+
+def report_sweep(row: dict[str, object]) -> None:
+    shown = ("case", "tokens", "tool", "time", "per_set", "ratio", "peak_memory")
+    print("  ".join(f"{row[name]!s:>12}" for name in shown), flush=True)
+
+
+def save_sweep(row: dict[str, object]) -> None:
+    """Replace the row of this case, number of tokens, tool and machine."""
+    path, key = RESULTS / "editing_sweeps.csv", ("case", "tokens", "tool", "machine")
+    rows = list(csv.DictReader(path.open(encoding="utf8"))) if path.exists() else []
+    rows = [one for one in rows if any(one[name] != str(row[name]) for name in key)]
+    save([*rows, row], path, SWEEP_FIELDS)
 
 
 def seconds(call: Callable[[], Any], device: torch.device) -> float:
