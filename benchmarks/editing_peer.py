@@ -24,6 +24,7 @@ def by_regard(folder: str, ids: Any, sets: list[tuple[int, int]], keys: slice) -
     from regard.lens import Cut, sweep
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model(ids[:, :8])  # the weights are read from the file
     edits = {
         (layer, head): {f"model.layers.{layer}.self_attn": Cut(queries=-1, keys=keys, heads=head)}
         for layer, head in sets
@@ -37,6 +38,7 @@ def by_transformer_lens(folder: str, ids: Any, sets: list[tuple[int, int]], keys
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model(ids[:, :8])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     bridge = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer, device="cpu")
 
@@ -61,13 +63,14 @@ def by_nnsight(folder: str, ids: Any, sets: list[tuple[int, int]], keys: slice) 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    own(ids[:, :8])
     model = LanguageModel(own, tokenizer=AutoTokenizer.from_pretrained(folder))
 
     def run() -> list[float]:
         found = []
         for layer, head in sets:
             with model.trace(ids, logits_to_keep=1):
-                attention = model.model.layers[layer].self_attn.source.attention_interface_0
+                attention = model.model.layers[layer].self_attn.source.attention_interface_1
                 attention.source.nn_functional_softmax_0.inputs[0][0][:, head, -1, keys] = -torch.inf
                 logits = model.output.logits[0, -1, 0].save()
             found.append(float(logits))
