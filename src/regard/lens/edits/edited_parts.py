@@ -6,7 +6,8 @@
                       and the keys of the run are two calls, joined by the log-sum-exp of each query
     keys are cut      the plain kernel over the other keys, which are moved together; under a causal mask it runs the
                       queries at these places, and the queries at the places between them a run at a time
-    keys get a bias   a strip of weights over these keys, joined with the other keys in the same way
+    keys get a bias   a strip of weights over these keys, joined with the other keys in the same way; long stretches of
+                      keys with the same bias are a call of the kernel each
 
 All other edits run as terms of `attend`.
 """
@@ -50,13 +51,19 @@ class QueryRun(NamedTuple):
     rows: slice
     cut: list[tuple[int, int]]  # first and last + 1 of each stretch of hidden keys
     amounts: dict[int, float]  # from visible keys to the numbers added to their scores
+    raised: list[tuple[int, int, float]]  # stretches of visible keys, and the number added to their scores
 
     def of_keys(self, keys: slice) -> QueryRun:
         """Return the edits of some keys, which count from 0."""
         first, size = keys.start, keys.stop - keys.start
         cut = [(max(low - first, 0), min(high - first, size)) for low, high in self.cut]
-        amounts = {key - first: amount for key, amount in self.amounts.items() if 0 <= key - first < size}
-        return QueryRun(self.rows, [(low, high) for low, high in cut if low < high], amounts)
+        raised = [(max(low - first, 0), min(high - first, size), amount) for low, high, amount in self.raised]
+        return QueryRun(
+            self.rows,
+            [(low, high) for low, high in cut if low < high],
+            {key - first: amount for key, amount in self.amounts.items() if 0 <= key - first < size},
+            [(low, high, amount) for low, high, amount in raised if low < high],
+        )
 
 
 class Selected(NamedTuple):
@@ -136,12 +143,17 @@ def _query_runs(
         amounts[cut] = 0
         ends = np.flatnonzero(np.diff(cut, prepend=False, append=False)).tolist()
         added = np.flatnonzero(amounts)
-        if len(ends) > 2 * MAX_RUNS or len(added) > MAX_STRIP:
+        stretches, raised = list(zip(ends[::2], ends[1::2], strict=True)), []
+        if len(added) > MAX_STRIP:
+            steps = [0, *(np.flatnonzero(np.diff(amounts)) + 1).tolist(), j]
+            raised = [(*pair, float(amounts[pair[0]])) for pair in pairwise(steps) if amounts[pair[0]]]
+            added = added[:0]
+        if len(stretches) > MAX_RUNS or len(raised) > MAX_RUNS:
             return None
-        stretches = list(zip(ends[::2], ends[1::2], strict=True))
-        runs.append(
-            QueryRun(slice(start, stop), stretches, dict(zip(added.tolist(), amounts[added].tolist(), strict=True)))
-        )
+        strip = dict(zip(added.tolist(), amounts[added].tolist(), strict=True))
+        # Under a causal mask, either all or none of the keys among the queries of a run are raised.
+        inner = {n for low, high, _ in raised for n in (low, high) if start < n < stop}
+        runs += [QueryRun(slice(*pair), stretches, strip, raised) for pair in pairwise(sorted({start, stop, *inner}))]
     return runs
 
 
@@ -209,24 +221,46 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
         return None
     if is_causal and (i != j or seen.offset not in (None, 0)):
         return None
-    has_bias = any(run.amounts for run in runs)
+    has_bias = any(run.amounts or run.raised for run in runs)
     may_differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if may_differentiate and (has_bias or (is_causal and len(runs) > 1)):
         return None  # a log-sum-exp of the kernel has no gradient
     outs = []
     for run in runs:
-        start, rows = run.rows.start, q[:, :, run.rows]
-        if is_causal:
-            parts = [(slice(0, start), False)] if start else []
-            parts.append((run.rows, True))
-        else:
-            parts = [(slice(0, j), False)]
-        found = [_run_keys(rows, k[:, :, x], v[:, :, x], run.of_keys(x), seen.score, square) for x, square in parts]
-        if any(part is None for part in found):
-            return None
-        joined = [part for part in found if part is not None]
-        outs.append(merge([x for x, _ in joined], [y for _, y in joined])[0] if len(joined) > 1 else joined[0][0])
+        found = []
+        for keys, is_square in (
+            [(slice(0, run.rows.start), False), (run.rows, True)] if is_causal else [(slice(0, j), False)]
+        ):
+            part = _run_raised(
+                q[:, :, run.rows], k[:, :, keys], v[:, :, keys], run.of_keys(keys), seen.score, is_square
+            )
+            if part is None:
+                return None
+            found += part
+        if not found:  # these queries see no key
+            found.append((q.new_zeros(*q[:, :, run.rows].shape[:3], v.shape[-1]), q.new_zeros(())))
+        outs.append(merge([x for x, _ in found], [y for _, y in found])[0] if len(found) > 1 else found[0][0])
     return torch.cat(outs, 2) if len(outs) > 1 else outs[0]
+
+
+def _run_raised(
+    q: Tensor, k: Tensor, v: Tensor, run: QueryRun, score: Any, is_causal: bool
+) -> list[tuple[Tensor, Tensor]] | None:
+    """Return the outputs and the log-sum-exps, `b h i`, of the raised keys and of the others; None as `_run_keys`."""
+    found = []
+    rest, j = run._replace(raised=[]), k.shape[2]
+    if run.raised and not is_causal:
+        rest = rest._replace(cut=_join_stretches(sorted([*run.cut, *((low, high) for low, high, _ in run.raised)])))
+    if j and rest.cut != [(0, j)]:
+        part = _run_keys(q, k, v, rest, score, is_causal)
+        if part is None:
+            return None
+        out, lse = part
+        found.append((out, lse + run.raised[0][2] if run.raised and is_causal else lse))
+    for low, high, amount in run.raised if not is_causal else ():
+        out, lse = _attend(q, k[:, :, low:high], v[:, :, low:high], score, False)
+        found.append((out, lse + amount))
+    return found
 
 
 def _run_keys(
