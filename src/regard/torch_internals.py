@@ -7,8 +7,9 @@ says what it gives us, and so what is lost without it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -346,6 +347,29 @@ def push_function_mode(mode: Any) -> None:
 def pop_function_mode() -> Any:
     """Leave the innermost mode and return it."""
     return overrides._pop_mode()
+
+
+def operator_switch(kernels: Mapping[Any, Callable[..., Any]]) -> Callable[[bool], object] | None:
+    """Register a function to run in place of each operator, in threads that have switched it on; return the switch.
+
+    The dispatcher has a key that no tensor of PyTorch bears, and goes by it first. Other operators pass it by, at no
+    cost. None without it: each function of PyTorch is then seen by a function mode.
+    """
+    name = "TESTING_ONLY_GenericMode"
+    try:
+        key = torch._C._dispatch_key_parse(name)
+        switch = torch._C._dispatch_tls_set_dispatch_key_included
+        others, chosen = torch.library.Library("_", "IMPL", name), torch.library.Library("aten", "IMPL", name)
+        others.fallback(torch.library.fallthrough_kernel)
+        for operator, kernel in kernels.items():
+            chosen.impl(operator, kernel)
+    except (AttributeError, RuntimeError):
+        return None
+    _LIBRARIES.extend((others, chosen))
+    return partial(switch, key)
+
+
+_LIBRARIES: list[torch.library.Library] = []  # registrations end with their library
 
 
 def global_module_hooks() -> tuple[dict[int, Any], dict[int, Any]]:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from regard import torch_internals
 from regard.lens import capture
 from tests.lens.sdpa_layers import B, D, H, N, assert_close, lower
 
@@ -76,3 +77,57 @@ def test_a_multihead_attention_is_checked_if_other_code_replaced_sdpa(monkeypatc
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *args, **given: sdpa(3 * q, *args, **given))
     with pytest.raises(ValueError, match=r"other code has replaced F\.scaled_dot"), capture(layer):
         run()
+
+
+@pytest.mark.parametrize("asked", [{}, {"src_key_padding_mask": torch.arange(N) >= torch.tensor([[N], [4]])}])
+def test_layers_of_an_encoder_are_recorded_from_the_inputs_of_the_kernel(asked):
+    layer = nn.TransformerEncoderLayer(D, H, 2 * D, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval(), torch.randn(B, N, D)
+    with torch.no_grad():
+        with capture(model) as tape:
+            out = model(x, **asked)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            assert torch.equal(out, model(x, **asked))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        for n, each in enumerate(model.layers):
+            hidden = asked.get("src_key_padding_mask")
+            attend = each.self_attn
+            _, A = attend(x, x, x, key_padding_mask=hidden, average_attn_weights=False)
+            assert_close(tape[n], A.double())
+            x = each(x, src_key_padding_mask=hidden)
+
+
+def test_functions_of_a_layer_of_pytorch_run_without_a_mode():
+    stacks = []
+
+    def activation(x):
+        stacks.append(len(torch_internals.function_mode_stack()))
+        return F.relu(x)
+
+    class Own(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)[..., :D]
+
+    layer = nn.TransformerEncoderLayer(D, H, 2 * D, activation=activation, batch_first=True)
+    layer.norm2 = Own()  # another part of the layer is seen as before
+    model = nn.Sequential(layer, nn.MultiheadAttention(D, H, batch_first=True)).eval()
+    x = torch.randn(B, N, D)
+    with torch.no_grad(), capture(model) as tape:
+        y = model[0](x)
+        model[1](y, y, y)
+    assert stacks == [0]
+    assert set(tape.layers) == {"0.self_attn", "0.norm2", "1"}
+    assert torch_internals.function_mode_stack() == []
+
+
+def test_an_error_in_a_layer_of_pytorch_leaves_no_mode():
+    def activation(x):
+        raise RuntimeError("no activation")
+
+    layer = nn.TransformerEncoderLayer(D, H, 2 * D, activation=activation, batch_first=True)
+    model = nn.Sequential(layer).eval()
+    with pytest.raises(RuntimeError, match="no activation"), torch.no_grad(), capture(model):
+        model(torch.randn(B, N, D))
+    assert torch_internals.function_mode_stack() == []

@@ -204,7 +204,11 @@ def head_count(parts: Sequence[tuple[str, nn.Module]]) -> int | None:
         # A module in a list within `part` may itself be one of its heads.
         if any(step.isdigit() for step in between.split(".")):
             return None
+        kind: type = type(part)
+        is_plain = kind.__getattr__ is nn.Module.__getattr__  # type: ignore[attr-defined]
         for attribute in HEAD_COUNT_NAMES:
+            if is_plain and not (attribute in part.__dict__ or hasattr(kind, attribute)):
+                continue  # a failed lookup in a module takes long
             heads = getattr(part, attribute, None)
             if isinstance(heads, int) and heads > 0:
                 return heads

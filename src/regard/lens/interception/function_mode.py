@@ -11,7 +11,8 @@ How it flows
     The consumer (a `Recorder` for `capture`, or one that changes heads for `ablate`) receives an `InterceptedAttention`
     and returns the output that the model goes on with. While it works, no mode intercepts anything in this thread.
     A capture follows the first run of a layer function by function; later runs are recorded by its plan
-    (`layer_plans.py`), or followed in the same way if they do anything else.
+    (`layer_plans.py`), or followed in the same way if they do anything else. A run that fitted a plan is known by a few
+    operators from then on, which the dispatcher reports while the mode is off the stack (`operator_plans.py`).
 
 Lifetimes
     The hooks exist while `intercept` is open. The mode itself costs a few microseconds for every function of PyTorch,
@@ -60,6 +61,7 @@ from ..eager.not_attention import NotAttention
 from ..eager.op_rules import SOFTMAX_NAMES
 from ..eager.tracker import SOFTMAX_BY_HAND, EagerAttention, EagerTracker, traced_name
 from ..recording.edge_weights import EdgeWeights
+from ..recording.observed import ObservedAttention
 from ..recording.record import Record
 from ..recording.recorder import Recorder
 from ..recording.reduced import Reduced
@@ -78,9 +80,22 @@ from .intercepted import (
     replacement_of,
 )
 from .kernel_call import KernelCall, NotUnderstood, OutputProof
-from .layer_plans import ENTERED, LEFT, PLANNED_FUNCTIONS, CannotPlan, KnownRuns, Lesson, RunLog, known_runs, may_write
+from .layer_plans import (
+    ENTERED,
+    LEFT,
+    PLANNED_FUNCTIONS,
+    CannotPlan,
+    KnownRuns,
+    Lesson,
+    PlannedAttention,
+    RunLog,
+    known_runs,
+    may_write,
+)
 from .module_scan import ATTENTIONS, attends, is_an_attention, may_attend, multiplies
 from .opaque_calls import SCRIPTED as SCRIPTED_CALL
+from .operator_plans import MAX_FAILURES, OTHERWISE, ClassFacts, OperatorLog, OperatorRun, key_of_run
+from .operator_watch import SDPA_OPERATOR, can_watch, set_watcher
 from .output_check import reproduces_output
 from .output_projection import projection_weight
 from .patching import KernelRun, is_active, remove_mode
@@ -106,13 +121,16 @@ class _ThreadState(threading.local):
         self.parts: list[nn.Module] = []  # modules under way, the innermost last
         self.inputs: list[torch.Size | None] = []  # for each of them: shape of the first tensor given to it
         self.entered: list[bool] = []  # for each of them: did it put the mode on the stack?
+        self.lifted: list[nn.Module] = []  # those of them whose own functions run while the mode is off the stack
         self.in_model = False  # is a forward pass of the whole model under way?
         self.silent = 0  # number of open `quiet` blocks
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
         self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
         self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
         self.log: RunLog | None = None  # the calls of a module whose runs have plans
+        self.operator_log: OperatorLog | None = None  # the operators of the same run
         self.lesson: Lesson | None = None  # the calls of a module whose runs have no plan yet
+        self.operators: OperatorRun | None = None  # a run that is recorded by its operators; the mode is off the stack
 
 
 class _Buffers:
@@ -143,6 +161,7 @@ class _Paused(threading.local):
 
 
 _OPENED = _Opened()
+_OPEN: dict[AttentionMode, None] = {}  # the modes that are open in any thread
 _CHANGING: list[AttentionMode] = []  # modes whose consumers may change outputs, which no plan foresees
 _PAUSED = _Paused()
 
@@ -209,6 +228,9 @@ class AttentionMode(TorchFunctionMode):
         recorder = self.recorder
         self._has_plans = recorder is not None and layout is None and not (recorder.values or recorder.gradients)
         self._head_counts: dict[int, int | None] = {}  # id of a module -> its number of heads
+        self._class_facts = ClassFacts()
+        self._plain_terms: dict[Any, ObservedAttention] = {}  # sizes -> a multi-head attention without masks
+        self._parts_within: dict[int, list[nn.Module]] = {}  # id of a module -> the parts in it, itself first
 
     @contextmanager
     def install_hooks(self) -> Iterator[None]:
@@ -219,6 +241,7 @@ class AttentionMode(TorchFunctionMode):
         if kinds:
             hooks.append(self.model.register_forward_hook(_Hook(self._end), always_call=True))
         self._on = True
+        _OPEN[self] = None
         opened = _OPENED.modes
         if self.is_observer:
             opened.append(self)
@@ -234,6 +257,7 @@ class AttentionMode(TorchFunctionMode):
             yield
         finally:
             self._on = False
+            del _OPEN[self]
             if self.is_observer:
                 opened.remove(self)
             else:
@@ -432,8 +456,8 @@ class AttentionMode(TorchFunctionMode):
             here.lesson.runs.miss()
             here.lesson = None
 
-    def _begin_run(self, module: nn.Module) -> None:
-        """Log a run of a module that has plans; else learn from it."""
+    def _begin_run(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Watch or log a run of a module that has plans; else learn from it."""
         here, shape = self.here, self.here.inputs[-1]
         if shape is None or (runs := known_runs(type(module), torch.is_grad_enabled(), *here.inputs)).refused:
             return
@@ -442,10 +466,104 @@ class AttentionMode(TorchFunctionMode):
             return
         if functorch_transform() is not None or torch_internals.is_any_autocast_enabled():
             return
-        if runs.plans:
-            here.log = RunLog(runs, here.parts)
-        else:
+        if not runs.plans:
             self._begin_lesson(runs, len(here.parts))
+            return
+        given, key = (*args, *kwargs, *kwargs.values()), None
+        is_alone = len(_OPEN) == 1 and torch_internals.function_mode_stack() == [self]  # no other computes meanwhile
+        if is_alone and runs.failures < MAX_FAILURES and can_watch():
+            key = key_of_run(self._parts_in(module), self._class_facts, given, here.tracker.origins)
+        if (plan := runs.by_operators.get(key)) is not None:
+            here.operators = OperatorRun(runs, key, plan, here.parts)
+            torch_internals.pop_function_mode()
+            set_watcher(self._follow_operator)
+            return
+        here.log = RunLog(runs, here.parts)
+        if key is not None:
+            here.operator_log = OperatorLog(key, given)
+            set_watcher(self._log_operator)
+
+    def _parts_in(self, module: nn.Module) -> list[nn.Module]:
+        """Return the parts of the model within a module, itself first."""
+        if (found := self._parts_within.get(id(module))) is None:
+            found = self._parts_within[id(module)] = [module]
+            for part in found:  # the list grows during the walk
+                within = [each for each in part._modules.values() if each is not None and id(each) in self.names]
+                found += [each for each in within if each not in found]
+        return found
+
+    def _log_operator(self, *op: Any) -> None:
+        """Add an operator that has run to the log under way."""
+        log = self.here.operator_log
+        if log is not None and not (self.here.silent or _PAUSED.count or torch_internals.in_tracing_mode()):
+            log.ops.append(op)
+
+    def _end_operator_log(self) -> OperatorLog | None:
+        """End the log of operators under way, and return it."""
+        log, self.here.operator_log = self.here.operator_log, None
+        if log is not None:
+            set_watcher(None)
+        return log
+
+    def _follow_operator(self, *op: Any) -> None:
+        """Follow an operator that has run, and record the attention that it completes.
+
+        What a compiler traces is passed by: the stack of modes must not change meanwhile.
+        """
+        here = self.here
+        run = here.operators
+        if run is None or here.silent or _PAUSED.count or torch_internals.in_tracing_mode():
+            return
+        is_plain = functorch_transform() is None and not is_recomputing()
+        step = run.follow(*op) if is_plain else None
+        if step is not None and (attention := step.attention) is None:
+            return
+        if step is not None and attention is not None:
+            with torch.no_grad():
+                is_recorded = self._record_followed(run, attention)
+            if is_recorded:
+                run.end_attention(step)
+                return
+        func, args, kwargs, out = op
+        if is_plain and func is SDPA_OPERATOR and run.has_plain_dims(args):
+            self._dot_product(out, None, *args, **kwargs)
+            run.is_open = False
+        self._leave_plan(run)
+
+    def _record_followed(self, run: OperatorRun, attention: PlannedAttention) -> bool:
+        """Record an attention that its operators have completed; return False if it is not the one of the plan."""
+        recorder, parts = self.recorder, run.entered[attention.part]
+        assert recorder is not None
+        if self._heads_of(parts) != attention.heads or (observed := attention.read_unproved(run.values)) is None:
+            return False
+        layer, written_out = layer_of(self.names[id(parts[-1])], parts[-1]), attention.written_out
+        rows = None if written_out is None else written_out.rows_of(run.values)
+        if written_out is not None and rows is None:
+            return False
+        if not recorder.is_wanted(layer):
+            return True
+        if not recorder.defer_copy(layer, observed, rows, run.forget_plan):
+            if written_out is not None and not written_out.is_proved(run.values):
+                return False
+            recorder.record(layer, observed)
+        if attention.guess is not None:
+            recorder.guessed.setdefault(layer, attention.guess)
+        return True
+
+    def _leave_plan(self, run: OperatorRun) -> None:
+        """Name the layer under way, whose run differs from its plan; what follows in the run is analyzed in full."""
+        self._stop_watching()
+        run.forget_plan()
+        if self.recorder is not None and run.is_open:
+            self.recorder.note_unseen(self._layer, "attention", OTHERWISE)
+
+    def _stop_watching(self) -> None:
+        """Watch no more; the mode goes back on the stack."""
+        here = self.here
+        if here.operators is not None:
+            here.operators = None
+            torch_internals.push_function_mode(self)
+        set_watcher(None)
 
     def _begin_lesson(self, runs: KnownRuns, depth: int) -> None:
         self.here.lesson = Lesson(runs, depth, self.here.tracker.origins)
@@ -456,22 +574,28 @@ class AttentionMode(TorchFunctionMode):
         here = self.here
         log = here.log or here.lesson
         assert log is not None
-        above = len(self.names[id(here.parts[log.depth - 1])])
-        about = type(module), self.names[id(module)][above:], shape
+        about = self._about_part(log.depth, shape)
         if here.log is not None:
             here.log.enter(here.parts, about)
+            self._log_operator(ENTERED, about, None, None)
         else:
             self._learn(lambda lesson: lesson.enter(about))
 
-    def _leave_run(self) -> None:
+    def _about_part(self, depth: int, shape: torch.Size | None) -> tuple[Any, ...]:
+        """Return the class, name and input of the innermost module, for a run of the module at this depth."""
+        parts = self.here.parts
+        return type(parts[-1]), self.names[id(parts[-1])][len(self.names[id(parts[depth - 1])]) :], shape
+
+    def _leave_run(self, out: Any) -> None:
         """Note that the innermost module returns, within the run or at its end."""
         here = self.here
         log = here.log or here.lesson
         assert log is not None
         if len(here.parts) > log.depth:
             log.leave()
+            self._log_operator(LEFT, (), None, None)
         elif here.log is not None:
-            self._apply_plan(here.log)
+            self._apply_plan(here.log, out)
         else:
             self._end_lesson()
 
@@ -482,10 +606,11 @@ class AttentionMode(TorchFunctionMode):
         lost = sum(not all(each) for each in self.softmaxes.values())
         return len(self.recorder.unseen), len(self.unclear), len(self.left_out), lost
 
-    def _apply_plan(self, log: RunLog) -> None:
+    def _apply_plan(self, log: RunLog, out: Any) -> None:
         """Record the attentions of a logged run by its plan; if none fits, analyze it."""
         here, recorder = self.here, self.recorder
         assert recorder is not None
+        operators = self._end_operator_log()
         with torch.no_grad():
             planned = log.find_attentions(here.tracker.origins, self._heads_of)
             for part, guess, observed in planned or ():
@@ -494,8 +619,13 @@ class AttentionMode(TorchFunctionMode):
                         recorder.guessed.setdefault(layer, guess)
                     recorder.record(layer, observed)
         if planned is None:
+            operators = None  # the analysis has to see when tensors die
             self._analyze_log()
             self._end_lesson()
+        elif operators is not None and log.fitted is not None:
+            plan = operators.plan(log, *log.fitted, out)
+            if plan is not None:
+                log.runs.put_operators(operators.key, plan)
         here.log = None
 
     def _end_lesson(self) -> None:
@@ -511,6 +641,7 @@ class AttentionMode(TorchFunctionMode):
         if (log := here.log) is None:
             return
         here.log = None
+        self._end_operator_log()
         self._begin_lesson(log.runs, log.depth)
         parts, inputs = here.parts[:], here.inputs[:]
         del here.parts[log.depth :], here.inputs[log.depth :]
@@ -711,32 +842,60 @@ class AttentionMode(TorchFunctionMode):
         self.ran = True
         here = self.here
         # The mode is off the stack while a function that it sees runs, such as backward() inside a forward pass.
-        entering = not here.parts or (not self.is_observer and not is_active(self))
-        with torch_internals.without_function_modes():  # a hook runs while the mode is active
+        first = not here.parts or (not self.is_observer and not is_active(self))
+        entering = first or (here.lifted != [] and here.lifted[-1] is here.parts[-1])
+        if here.operators is None:
+            with torch_internals.without_function_modes():  # a hook runs while the mode is active
+                shape = _first_shape(args) or _first_shape(kwargs.values())
+        else:
             shape = _first_shape(args) or _first_shape(kwargs.values())
         here.parts.append(module)
         here.inputs.append(shape)
         here.entered.append(entering)
+        if first and not here.in_model:
+            self.interpreter.begin_pass()
         if entering:
-            if not here.in_model:
-                self.interpreter.begin_pass()
             self._push()
-        if here.log is not None or here.lesson is not None:
+        if type(module) in LAYERS_OF_TORCH and self._lift():
+            here.lifted.append(module)
+            return
+        if here.operators is not None:
+            if not here.operators.enter(here.parts, self._about_part(here.operators.depth, shape)):
+                self._leave_plan(here.operators)
+        elif here.log is not None or here.lesson is not None:
             self._enter_run(module, shape)
         elif self._has_plans:
-            self._begin_run(module)
+            with torch_internals.without_function_modes():
+                self._begin_run(module, args, kwargs)
+
+    def _lift(self) -> bool:
+        """Take the mode off the stack while a layer of PyTorch calls its own functions; return whether it was done."""
+        here = self.here
+        is_watching = here.log is not None or here.lesson is not None or here.operators is not None
+        if is_watching or not self._has_plans or torch_internals.function_mode_stack() != [self]:
+            return False
+        torch_internals.pop_function_mode()
+        return True
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         # PyTorch also calls this for a module that failed in an earlier hook of the user, before `_enter` ran.
         here = self.here
         if not is_compiling() and self._has_part(module) and here.parts[-1:] == [module]:
-            if here.log is not None or here.lesson is not None:
+            if (run := here.operators) is not None:
+                if len(here.parts) == run.depth and run.end(here.tracker.origins, out):
+                    self._stop_watching()
+                elif len(here.parts) == run.depth or not run.leave():
+                    self._leave_plan(run)
+            elif here.log is not None or here.lesson is not None:
                 with torch_internals.without_function_modes():
-                    self._leave_run()
+                    self._leave_run(out)
             here.parts.pop()
             here.inputs.pop()
             if not here.parts:
                 here.tracker.clear()
+            if here.lifted and here.lifted[-1] is module:
+                here.lifted.pop()
+                torch_internals.push_function_mode(self)
             if here.entered.pop():
                 self._pop()
 
@@ -772,8 +931,11 @@ class AttentionMode(TorchFunctionMode):
             here.parts.clear()
             here.inputs.clear()
             here.entered.clear()
+            here.lifted.clear()
             here.tracker.clear()
-        here.log = here.lesson = None
+        if here.operator_log is not None or here.operators is not None:
+            set_watcher(None)
+        here.log = here.lesson = here.operators = here.operator_log = None
 
     @property
     def _layer(self) -> str:
@@ -877,9 +1039,10 @@ class AttentionMode(TorchFunctionMode):
         """Run and hand over a call of `F.multi_head_attention_forward`."""
         heads, weight, bias = given["num_heads"], given["out_proj_weight"], given["out_proj_bias"]
         result: tuple[Tensor, Tensor | None]
+        inputs: Sequence[Tensor] | None = None
 
         def read_call() -> KernelCall:
-            q, k, v = project_inputs(given)
+            q, k, v = project_inputs(given) if inputs is None else inputs
             dropout = given["dropout_p"] if given["training"] else 0.0
             return KernelCall(q=q, k=k, v=v, mask=merged_mask(given, k.shape[2]), dropout=dropout)
 
@@ -887,11 +1050,20 @@ class AttentionMode(TorchFunctionMode):
             return joined.reshape(joined.shape[0], -1, joined.shape[-1]).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
         if self.is_observer:
-            result = F.multi_head_attention_forward(**given)
+            result, inputs = _run_with_inputs(given)
+            if inputs is not None and self._defer_plain(given, inputs):
+                return result
             # The output is the joined heads times the projection, so its gradient is mapped back through the weight.
             layout = OutputLayout(lambda grad: split_heads(grad @ weight.detach()), lambda heads: heads)
             proof = None if is_sdpa_original() else _projected_proof(result[0], weight, bias)
-            self.observe(self._layer, read_call, result[0], layout, proof, projection=weight.detach())
+            self.interrupt_run()
+            attention = InterceptedAttention(
+                self, self._layer, read_call, result[0], layout, proof, projection=weight.detach()
+            )
+            self._hand_over(attention)
+            if inputs is not None and (observed := attention.observed) is not None and not _has_masks(given):
+                empty = torch.empty(0)
+                self._plain_terms[_sizes(inputs)] = observed._replace(q=empty, k=empty, v=empty)
             return result
         # With the identity as its projection, the function returns the joined heads.
         given |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
@@ -902,6 +1074,44 @@ class AttentionMode(TorchFunctionMode):
             weights = replacement.dense()
             A = (weights.mean(1) if given["average_attn_weights"] else weights).reshape(A.shape).to(A.dtype)
         return _passed_on(F.linear(changed, weight, bias), changed), A
+
+    def _defer_plain(self, given: dict[str, Any], inputs: Sequence[Tensor]) -> bool:
+        """Let a call of `F.multi_head_attention_forward` without masks wait, if one of its sizes was interpreted."""
+        terms, recorder = self._plain_terms.get(_sizes(inputs)), self.recorder
+        if terms is None or recorder is None or _has_masks(given) or not recorder.is_wanted(layer := self._layer):
+            return False
+        self.interrupt_run()
+        self.here.awaiting = None
+        with torch.no_grad():
+            return recorder.defer_copy(layer, terms._replace(q=inputs[0], k=inputs[1]))
+
+
+def _run_with_inputs(given: dict[str, Any]) -> tuple[tuple[Tensor, Tensor | None], Sequence[Tensor] | None]:
+    """Return the result of `F.multi_head_attention_forward`, and the q, k and v, `b h i d`, of the kernel it called.
+
+    None for these if it called none, as with `need_weights=True`.
+    """
+    ops: list[Any] = []
+    if not (can_watch() and is_sdpa_original()):
+        return F.multi_head_attention_forward(**given), None
+    before = set_watcher(lambda *op: ops.append(op))
+    try:
+        result = F.multi_head_attention_forward(**given)
+    finally:
+        set_watcher(before)
+    inputs = [op[1][:3] for op in ops if op[0] is SDPA_OPERATOR]
+    return result, inputs[0] if len(ops) == len(inputs) == 1 and all(x.ndim == 4 for x in inputs[0]) else None
+
+
+def _has_masks(given: dict[str, Any]) -> bool:
+    """Whether a call of `F.multi_head_attention_forward` hides or adds keys, or drops weights out."""
+    masks = given["attn_mask"], given["key_padding_mask"], given["bias_k"]
+    return any(x is not None for x in masks) or given["add_zero_attn"] or (given["training"] and given["dropout_p"])
+
+
+def _sizes(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    q, k, v = inputs
+    return q.shape, k.shape, v.shape, q.dtype
 
 
 def _passed_on(out: Tensor, heads: Tensor) -> Tensor:
@@ -977,6 +1187,8 @@ CONTAINERS: frozenset[type] = frozenset(
         *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
     )
 )
+# Those that call nothing else that attends, and take no fast path while they or their parts have hooks.
+LAYERS_OF_TORCH = frozenset((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
 SCRIPTED = frozenset(torch_internals.SCRIPTED_MODULES)
 LEAVES = frozenset((nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout))  # without submodules
 
@@ -999,7 +1211,7 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], dict[int, str], list[nn.M
             kind: type = type(part)
             if part is None or kind in LEAVES or (_is_from_torch(kind) and not part._modules):
                 continue
-            if kind is nn.Sequential and all(type(each) in PLAIN_LEAVES for each in part._modules.values()):
+            if kind is nn.Sequential and PLAIN_LEAVES.issuperset(map(type, part._modules.values())):
                 continue
             if (
                 kind not in SCRIPTED

@@ -31,18 +31,20 @@ from ..eager.dim_origins import DimOrigins, Origin
 from ..eager.op_rules import is_in_place
 from ..eager.tracker import ROWS, TOLERANCE, EagerAttention
 from ..recording.observed import ObservedAttention
+from ..recording.recorder import WrittenWeights
 from ..recording.store import version_of
 
 MAX_FUNCTIONS = 128  # runs that call more are not planned, but the modules within them may be
 MAX_BYTES = 2**25  # bytes of the tensors that a planned run makes
 MAX_MISSES = 8  # runs in a row that neither fitted a plan nor gave one, before their kind is logged no more
 MAX_PLANS = 8  # plans for one kind of run
+MAX_PLANS_BY_OPERATORS = 256  # plans for one kind of run, by attributes and arguments
 MAX_KINDS = 64  # shapes of inputs that are remembered for a module class
 ENTERED, LEFT = object(), object()  # in place of a function: a module within the run begins or returns
 
 Op = tuple[Any, Any, Any, Any]  # function, its arguments by position and by name, its result
 
-_PLAIN = frozenset(
+PLAIN_TYPES = frozenset(
     (
         *(int, float, bool, str, type(None), type(Ellipsis), slice),
         torch.dtype,
@@ -69,7 +71,7 @@ class KeptView(NamedTuple):
     def of(self, run: Sequence[Any]) -> Tensor | None:
         """Return the view of the tensor of another run; None if it lies otherwise in memory, or was written to."""
         x = run[self.at]
-        return None if _whole(x) != self.whole else x.as_strided(self.size, self.stride, self.offset)
+        return None if whole_of(x) != self.whole else x.as_strided(self.size, self.stride, self.offset)
 
     def rows(self, step: int) -> KeptView:
         """Return each row of matrices `b h i d` that is a multiple of `step` before the last one, at most ROWS."""
@@ -91,7 +93,8 @@ class KeptView(NamedTuple):
         return self._replace(size=self.size[1:], stride=self.stride[1:])
 
 
-def _whole(x: Tensor) -> tuple[Any, ...]:
+def whole_of(x: Tensor) -> tuple[Any, ...]:
+    """Return the form of a tensor in memory, and the number of in-place writes to it."""
     return x.shape, x.stride(), x.storage_offset(), x.dtype, version_of(x)
 
 
@@ -108,10 +111,20 @@ class PlannedAttention(NamedTuple):
 
     def read(self, run: Sequence[Any]) -> ObservedAttention | None:
         """Return the attention of another run, without values; None if its weights are not those of the model."""
-        q, k = self.q.of(run), self.k.of(run)
-        if q is None or k is None or not (self.written_out is None or self.written_out.is_proved(run)):
+        if not (self.written_out is None or self.written_out.is_proved(run)):
             return None
-        return self.terms._replace(q=q, k=k)
+        return self.read_unproved(run)
+
+    @property
+    def places(self) -> list[int]:
+        """The places in a run at which its tensors stand."""
+        views = [self.q, self.k] if self.written_out is None else [self.q, self.k, self.written_out.weights]
+        return [view.at for view in views]
+
+    def read_unproved(self, run: Sequence[Any]) -> ObservedAttention | None:
+        """Return the attention of another run, without values; None if its queries or keys lie otherwise in memory."""
+        q, k = self.q.of(run), self.k.of(run)
+        return None if q is None or k is None else self.terms._replace(q=q, k=k)
 
 
 class WrittenOut(NamedTuple):
@@ -121,15 +134,25 @@ class WrittenOut(NamedTuple):
     kT: KeptView  # b h d j
     found: KeptView  # b h rows j
     scale: float
+    weights: KeptView  # b h rows j
+    rows: slice  # the queries that are compared
 
     @classmethod
     def of(cls, q: KeptView, k: KeptView, found: KeptView, scale: float) -> WrittenOut:
         """Return at most ROWS rows of each matrix, the last among them."""
-        step = max(1, (q.size[2] - 1) // (ROWS - 1))
+        queries = q.size[2]
+        step = max(1, (queries - 1) // (ROWS - 1))
+        first = queries - 1 - step * (min(ROWS, (queries - 1) // step + 1) - 1)
         q, kT, found = q.rows(step), k.mT, found.rows(step)
+        weights = found
         if q.size[0] == 1:  # products of three dims take PyTorch fewer steps
             q, kT, found = q.without_batch, kT.without_batch, found.without_batch
-        return cls(q, kT, found, scale)
+        return cls(q, kT, found, scale, weights, slice(first, queries, step))
+
+    def rows_of(self, run: Sequence[Any]) -> WrittenWeights | None:
+        """Return the rows of another run; None if its weights lie otherwise in memory, or were written to."""
+        found = self.weights.of(run)
+        return None if found is None else WrittenWeights(found, self.rows, self.scale)
 
     def is_proved(self, run: Sequence[Any]) -> bool:
         """Whether the rows are the softmax of q @ k.mT.
@@ -172,7 +195,7 @@ class Plan(NamedTuple):
         if [found[n] for n in at] != values:
             return None
         at, values = self.given
-        if [_about(found[n], origins) for n in at] != values:
+        if [about_tensor(found[n], origins) for n in at] != values:
             return None
         (at, before), ids = self.known, list(map(id, found))
         if [ids[n] for n in at] != [ids[n] for n in before]:
@@ -202,7 +225,7 @@ def _unfold(x: Any) -> Iterator[Any]:
             yield from _unfold(each)
 
 
-def _about(x: Tensor, origins: DimOrigins) -> tuple[Any, ...]:
+def about_tensor(x: Tensor, origins: DimOrigins) -> tuple[Any, ...]:
     """Return the facts about a tensor from before the run: its form, and the origin of its dims."""
     return x.shape, x.dtype, x.device, origins.get(x)
 
@@ -288,7 +311,7 @@ class Lesson:
             if (x := self._refs[at]()) is None:
                 continue
             origin = self._origins.get(x)
-            if origin is None or not _is_whole(origin) or _whole(x) != self._wholes[at]:
+            if origin is None or not _is_whole(origin) or whole_of(x) != self._wholes[at]:
                 raise CannotPlan
             made.append((at, x.shape, origin))
         checks = self._plain, self._known, self._parameters, self._given
@@ -313,10 +336,10 @@ class Lesson:
                 elif kind is Parameter:
                     _expect(self._parameters, at, x.shape)
                 else:
-                    _expect(self._given, at, about := _about(x, self._origins))
+                    _expect(self._given, at, about := about_tensor(x, self._origins))
                     if about[-1] is not None and not _is_whole(about[-1]):
                         raise CannotPlan
-            elif kind in _PLAIN or x is func or func is ENTERED:
+            elif kind in PLAIN_TYPES or x is func or func is ENTERED:
                 _expect(self._plain, at, x)
             elif kind not in (tuple, list):
                 raise CannotPlan
@@ -329,7 +352,7 @@ class Lesson:
                 del self._numbers[key]
             self._memories[memory].remove(at)
 
-        self._refs[at], self._wholes[at] = ref(x, forget), _whole(x)
+        self._refs[at], self._wholes[at] = ref(x, forget), whole_of(x)
         self._numbers[key] = at
         self._memories.setdefault(memory, []).append(at)
 
@@ -367,11 +390,24 @@ class KnownRuns:
         self.plans: tuple[Plan, ...] = ()  # the latest first: layers of the same plan mostly follow each other
         self.misses = 0
         self.refused = False  # runs of this kind are neither planned nor logged
+        self.by_operators: dict[Any, Any] = {}  # attributes and arguments -> the plan by operators
+        self.failures = 0  # runs that did otherwise than their plan by operators
 
     def put_first(self, plan: Plan) -> None:
         """Move a plan to the front, or add it."""
         if not self.plans or self.plans[0] is not plan:
             self.plans = (plan, *(other for other in self.plans if other is not plan))[:MAX_PLANS]
+
+    def put_operators(self, key: Any, plan: Any) -> None:
+        """Remember a plan by operators."""
+        if len(self.by_operators) >= MAX_PLANS_BY_OPERATORS:
+            self.by_operators.clear()
+        self.by_operators[key] = plan
+
+    def fail(self, key: Any) -> None:
+        """Forget a plan by operators that a run did not keep to."""
+        self.by_operators.pop(key, None)
+        self.failures += 1
 
     def miss(self) -> None:
         """Count a run that neither fitted a plan nor gave one; the first of all decides for a kind without plans."""
@@ -402,6 +438,7 @@ class RunLog:
         self.runs, self.depth = runs, len(parts)
         self.ops: list[Op] = []
         self.entered: list[tuple[nn.Module, ...]] = [tuple(parts[-2:])]  # modules of the run, each with that around it
+        self.fitted: tuple[Plan, list[Any]] | None = None  # the plan that fits, and the run as one sequence
 
     def enter(self, parts: Sequence[nn.Module], about: Any) -> None:
         """Add the call of a module within the run, the last of `parts`."""
@@ -433,4 +470,5 @@ class RunLog:
         for n, _, origin in plan.made:
             origins.add(found[n], origin)
         self.runs.misses = 0
+        self.fitted = plan, found
         return read

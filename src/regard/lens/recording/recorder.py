@@ -42,14 +42,35 @@ from .reduced import Reduced, reduce
 from .sampled_weights import SparseWeights
 from .store import Store, TermSnapshots, owns_unmodified_memory, version_of
 from .unseen import Unseen, failure_reason
+from .written_rows import WrittenRows, have_weights
 
 if TYPE_CHECKING:
     from ..interception.intercepted import InterceptedAttention
 
 Key = tuple[str, int]
+TOLERANCE = 0.03  # error of weights relative to the largest of a row
+NOT_WEIGHTS = (
+    "the weights that it multiplies with v are not the softmax of its scores, as they were in layers like it; "
+    "capture it once more, and it is analyzed in full"
+)
 MAX_HELD_BYTES = 2**27  # single-token steps are recorded together once their keys take more memory
 MAX_COPIED_BYTES = 2**18  # the keys of a step, on the CPU
 HELD_SHARE = 16  # on a GPU, once their keys take more than this part of its free memory too
+
+
+class WrittenWeights(NamedTuple):
+    """Rows of weights that a model computed by itself."""
+
+    found: Tensor  # b h rows j
+    rows: slice
+    scale: float
+
+
+class Unproved(NamedTuple):
+    """Rows of weights that wait to be compared."""
+
+    rows: WrittenRows
+    failed: Callable[[], None]
 
 
 class HeldStep(NamedTuple):
@@ -87,6 +108,7 @@ class Recorder:
         self._entries: dict[Key, Record | Reduced | SparseWeights] = {}
         # Calls that are interpreted when `entries` is read.
         self._deferred: dict[str, Callable[[], ObservedAttention]] = {}
+        self._unproved: dict[str, Unproved] = {}  # deferred calls whose weights wait to be compared
         self._held: list[HeldStep] = []
         self._held_rows: dict[str, int] = {}  # layer -> its steps that are held
         self._held_bytes = 0
@@ -127,16 +149,22 @@ class Recorder:
     @property
     def is_empty(self) -> bool:
         """True if no attention call was recorded."""
+        if self._unproved:
+            self._prove_deferred_calls()
         return not (self._entries or self._deferred)
 
     @property
     def recorded_layers(self) -> set[str]:
         """The names of the recorded layers; deferred calls stay deferred."""
+        if self._unproved:
+            self._prove_deferred_calls()
         return {layer for layer, _ in self._entries} | self._deferred.keys()
 
     @property
     def unseen(self) -> list[Unseen]:
         """Layers that were left out, in the order in which they were noted."""
+        if self._unproved:
+            self._prove_deferred_calls()
         return list(self._unseen.values())
 
     def note_unseen(self, layer: str, kind: str, reason: str) -> None:
@@ -188,6 +216,45 @@ class Recorder:
             and owns_unmodified_memory(q)
             and owns_unmodified_memory(k)
         )
+
+    def defer_copy(
+        self,
+        name: str,
+        observed: ObservedAttention,
+        written: WrittenWeights | None = None,
+        failed: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Hold a call until `entries` is read, with copies of what the model may write to; False if it cannot wait.
+
+        If the model wrote its weights out, some rows of them are compared before the call is recorded. `failed` is
+        called if they differ.
+        """
+        q, k, known = observed.q, observed.k, name in self._deferred or name in self._latest
+        if known or not self._may_defer or self._generated is not None:
+            return False
+        if q.requires_grad or k.requires_grad or torch_internals.is_any_autocast_enabled():
+            return False
+        q, k = (x if owns_unmodified_memory(x) else self.store.copy(x) for x in (q, k))
+        kept = observed._replace(q=q, k=k)
+        with self._lock:
+            if name in self._deferred:  # another thread deferred a call of this layer meanwhile
+                return False
+            self._deferred[name] = lambda: kept
+            if written is not None:
+                rows = WrittenRows(q, k, self.store.copy(written.found), written.rows, written.scale, 0)
+                self._unproved[name] = Unproved(rows, failed)
+        return True
+
+    def _prove_deferred_calls(self) -> None:
+        """Compare the weights that wait for it; leave out the layers whose weights differ."""
+        with self._lock, torch.no_grad():
+            unproved, self._unproved = self._unproved, {}
+            verdicts = have_weights([each.rows for each in unproved.values()], TOLERANCE)
+            for (name, each), is_proved in zip(unproved.items(), verdicts, strict=True):
+                if not is_proved:
+                    self._deferred.pop(name, None)
+                    self.note_unseen(name, "attention", NOT_WEIGHTS)
+                    each.failed()
 
     def record_deferred(self, name: str, call: Callable[[], ObservedAttention]) -> None:
         """Hold a call until `entries` is read, so that capture adds little time to a short forward pass."""
@@ -384,6 +451,8 @@ class Recorder:
         """End recording, and close all records."""
         if self._held:
             self._record_held_steps()
+        if self._unproved:
+            self._prove_deferred_calls()
         self.is_open = False
         self._latest.clear()
         for entry in self._entries.values():
@@ -431,6 +500,8 @@ class Recorder:
         """Interpret and record the deferred calls, and the steps that are held."""
         if self._held:
             self._record_held_steps()
+        if self._unproved:
+            self._prove_deferred_calls()
         if not self._deferred:
             return
         with self._lock, torch.no_grad():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import nullcontext
 from itertools import count
 from operator import is_
 from pathlib import Path
@@ -66,8 +65,14 @@ class Store:
             return TensorInMemory(x, version)  # the values of the call are overwritten: `get` raises
         if self.in_place and owns_unmodified_memory(x):
             return TensorInMemory(x.detach() if x.requires_grad else x, 0)
-        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            return TensorInMemory(x.detach().to(self.device or x.device, copy=True))
+        return TensorInMemory(self.copy(x))
+
+    def copy(self, x: Tensor) -> Tensor:
+        """Return a copy of a tensor in memory, without its gradients."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return x.detach().to(self.device or x.device, copy=True)
+        return x.detach().to(self.device or x.device, copy=True) if x.requires_grad or self.device else x.clone()
 
     def drop(self, kept: KeptTensor) -> None:
         """Release the memory, or delete the file, of a kept tensor."""
@@ -159,11 +164,12 @@ class TermSnapshots:
 
 def check_not_nested(*args: Any, **kwargs: Any) -> None:
     """Raise if a tensor among the arguments is nested."""
-    if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
-        raise TypeError(
-            "capture takes batches of one length, got a nested tensor; pad it with x.to_padded_tensor(0.0), and hide "
-            "the padding with a mask"
-        )
+    for x in (*args, *kwargs.values()):  # every attention asks, so no generator is made
+        if isinstance(x, Tensor) and x.is_nested:
+            raise TypeError(
+                "capture takes batches of one length, got a nested tensor; pad it with x.to_padded_tensor(0.0), and "
+                "hide the padding with a mask"
+            )
 
 
 def owns_unmodified_memory(x: Tensor) -> bool:
