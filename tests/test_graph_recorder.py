@@ -4,7 +4,19 @@ import pytest
 import torch
 
 from regard import torch_internals
-from regard.graph_recorder import GraphRecorder
+from regard.graph_recorder import GraphRecorder, WaitsRefused
+
+
+def test_an_operator_that_waits_for_the_device_is_refused():
+    x = torch.ones(5)
+    for waits in (lambda: x.sum().item(), lambda: bool(x.any()), lambda: torch.equal(x, x), x.nonzero):
+        with pytest.raises(RuntimeError, match=r"aten::\w+ makes the host wait for the device"), WaitsRefused():
+            waits()
+    with pytest.raises(RuntimeError, match="aten::_to_copy makes the host wait for the device"), WaitsRefused():
+        x.to("meta")
+    with WaitsRefused():
+        assert (x.double() + 1).clone().copy_(x).shape == (5,)
+
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -25,9 +37,11 @@ def test_a_recorded_function_reads_and_writes_the_same_addresses():
 def test_a_function_that_waits_for_the_device_raises_and_leaves_the_stream_as_it_was():
     recorder, x = GraphRecorder(torch.device("cuda")), torch.ones(5, device="cuda")
     before = torch.cuda.current_stream()
-    with pytest.raises(RuntimeError):
-        recorder.record(lambda: x.sum().item())
+    for waits in (lambda: x.sum().item(), lambda: x.tolist(), lambda: x + torch.ones(5).cuda()):
+        with pytest.raises(RuntimeError, match="makes the host wait for the device"):
+            recorder.warm_up(waits)
     assert torch.cuda.current_stream() == before
+    assert torch.randn(3, device="cuda").isfinite().all()
     assert (x + 1).tolist() == [2.0] * 5
     replay, y = recorder.record(lambda: x + 1)
     replay()

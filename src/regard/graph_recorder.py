@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from . import torch_internals
 
 T = TypeVar("T")
+WAITING = frozenset(f"aten::{name}" for name in ("_local_scalar_dense", "equal", "nonzero", "_unique2", "unique_dim"))
+COPYING = frozenset(f"aten::{name}" for name in ("_to_copy", "copy_"))
 
 
 class GraphRecorder:
@@ -23,16 +26,20 @@ class GraphRecorder:
         self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def warm_up(self, run: Callable[[], object]) -> None:
-        """Run the function eagerly on the stream of the recorder, so that libraries allocate their memory there."""
+        """Run the function eagerly on the stream of the recorder; raise a RuntimeError if it waits for the device.
+
+        Libraries allocate their memory here. A recording that fails leaves PyTorch's allocator and random numbers in
+        the middle of it, so a function that cannot be recorded has to be found before.
+        """
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), WaitsRefused():
             run()
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Return a function that launches the kernels of `run()` again, and the result, which each launch overwrites.
 
-        No kernel runs while it is recorded. A function that reads tensor values on the host raises a RuntimeError.
+        No kernel runs while it is recorded.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         # A workspace that cuBLAS already has may be freed while the graph lives; a new one is memory of the graph.
@@ -46,3 +53,22 @@ class GraphRecorder:
         finally:
             torch_internals.clear_cublas_workspaces()  # nothing else may work in the memory of the graph
         return graph.replay, result
+
+
+class WaitsRefused(torch_internals.DispatchMode):
+    """Within the block, in this thread, an operator that makes the host wait for a device raises a RuntimeError.
+
+    >>> with WaitsRefused():
+    ...     torch.ones(3).sum().item()
+    Traceback (most recent call last):
+    RuntimeError: aten::_local_scalar_dense makes the host wait for the device
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out, name = func(*args, **(kwargs or {})), func.name().partition(".")[0]
+        given = next((x for x in reversed(args) if isinstance(x, Tensor)), out)
+        if name in WAITING or (name in COPYING and given.device.type != out.device.type):
+            raise RuntimeError(f"{name} makes the host wait for the device")
+        return out

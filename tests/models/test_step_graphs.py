@@ -302,3 +302,19 @@ def test_cuda_graphs_are_as_close_to_float64_as_modules(dtype):
                 errors[which] = max(errors[which], (got.double() - want[:, n]).abs().max().item())
                 eager, state = (after, state) if which == 0 else (eager, after)
     assert errors[1] <= 2 * errors[0]
+
+
+def test_a_search_whose_rows_cannot_be_recorded_goes_on_with_modules(recorded, monkeypatch):
+    model = model_of("gpt")
+    expected = [x.tokens for (x,) in beam(copy.deepcopy(model), None, [[START, 2]], width=3, end=None, max_length=20)]
+    record = step_graphs.RecordedStep.record
+
+    def fail(self, *, reorder):
+        if reorder:
+            raise RuntimeError("no memory")
+        record(self, reorder=reorder)
+
+    monkeypatch.setattr(step_graphs.RecordedStep, "record", fail)
+    with pytest.warns(RuntimeWarning, match="decoding without CUDA graphs: recording failed: no memory"):
+        found = beam(model, None, [[START, 2]], width=3, end=None, max_length=20)
+    assert [x.tokens for (x,) in found] == expected

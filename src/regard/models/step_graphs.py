@@ -105,13 +105,17 @@ class StepGraphs:
         try:
             recorded = self._take(state, rows, steps)
         except RuntimeError as error:  # from the recording, or no memory for it
-            self.failure = f"recording failed: {''.join(str(error).splitlines()[:1])}"
-            warnings.warn(f"decoding without CUDA graphs: {self.failure}", RuntimeWarning, stacklevel=2)
+            self.note_failure(error)
             return state
         self.fast.refresh()
         recorded.load(state)
         search = ReplayedSearch(self, recorded, state, steps)
         return ReplayedState(search, search.turn, rows)
+
+    def note_failure(self, error: RuntimeError) -> None:
+        """Replay no steps of these weights from now on, and warn."""
+        self.failure = f"recording failed: {''.join(str(error).splitlines()[:1])}"
+        warnings.warn(f"decoding without CUDA graphs: {self.failure}", RuntimeWarning, stacklevel=2)
 
     def is_current(self, recorded: RecordedStep) -> bool:
         """Return whether modules, weights and hooks are those that were recorded."""
@@ -217,20 +221,20 @@ class RecordedStep:
 
     def run(self, tokens: Tensor, order: Tensor | None, sources: Tensor | None) -> Tensor:
         """Make a step, of the rows in this order if one is given; return the logits, for the caller to keep."""
-        if (reorder := order is not None) not in self._replays:
-            self.record(reorder=reorder)
         self.tokens[: len(tokens)] = tokens
         if order is not None:
             self.order[: len(order)] = order
         if sources is not None:
             for source in self.source:
                 source.move(sources)
-        replay, logits = self._replays[reorder]
+        replay, logits = self._replays[order is not None]
         replay()
         return logits[: len(tokens)].clone()
 
     def record(self, *, reorder: bool) -> None:
-        """Record the step. It runs once before, over the entry that the next token will overwrite."""
+        """Record the step, once. It runs before, over the entry that the next token will overwrite."""
+        if reorder in self._replays:
+            return
         assert self._recorder is not None
         at = self.clock.at.clone()
         self.order.copy_(torch.arange(self.rows, device=at.device))
@@ -287,6 +291,11 @@ class ReplayedSearch:
             return model.step(tokens, self.graphs.begin(self.leave(state), self.left))
         if len(tokens) != state.rows:
             raise ValueError(f"tokens must be one for each of the {state.rows} rows of the state, got {len(tokens)}")
+        try:
+            recorded.record(reorder=state.order is not None)
+        except RuntimeError as error:
+            self.graphs.note_failure(error)
+            return model.step(tokens, self.leave(state))
         logits = recorded.run(tokens, state.order, state.sources)
         self.length, self.left = self.length + 1, self.left - 1
         return logits, self.next(state.rows)
