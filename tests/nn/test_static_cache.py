@@ -82,7 +82,9 @@ def test_loading_leaves_nothing_of_an_earlier_search():
     assert static.attend(q, *static.append(k, v)).isfinite().all()
 
 
-@pytest.mark.parametrize("keep", [None, torch.tensor([6, 1, 3]), torch.arange(6) < torch.tensor([[6], [2], [3]])])
+@pytest.mark.parametrize(
+    "keep", [None, torch.tensor([6, 1, 3]), torch.tensor([0, 6, 2]), torch.arange(6) < torch.tensor([[6], [2], [3]])]
+)
 @pytest.mark.parametrize("each", [1, 4])
 def test_sources_are_read_with_their_padding(keep, each):
     source = KeyValues(numbers(ROWS, GROUPS, 6, D), numbers(ROWS, GROUPS, 6, E), keep)

@@ -33,6 +33,7 @@ MIN_GROWTH = 256  # tokens that static caches have space for at first, unless th
 MIN_SHRUNK_ROWS = 128  # a step of fewer rows takes as long as one of half of them
 MAX_KEPT = 8  # recorded steps per model that no search uses at the moment
 MAX_KEPT_BYTES = 2**31  # the caches of recorded steps that no search uses
+KNOWN_MODULES = ("torch.nn.", "regard.")  # modules whose calls do nothing but compute
 NO_ATTENTION: Mapping[str, Tensor] = MappingProxyType({})
 
 _graphs: weakref.WeakKeyDictionary[nn.Module, StepGraphs] = weakref.WeakKeyDictionary()
@@ -77,8 +78,11 @@ class StepGraphs:
             return f"the model is on {device}, and only steps on a CUDA device are recorded"
         if torch.is_grad_enabled():
             return "gradients are enabled; decode under torch.no_grad()"
-        if any(module.training for module in model.modules()):
-            return "the model is in training mode; call model.eval()"
+        for module in model.modules():
+            if module.training:
+                return "the model is in training mode; call model.eval()"
+            if not type(module).__module__.startswith(KNOWN_MODULES):
+                return f"{type(module).__name__} is no module of PyTorch or regard, and a replay would not call it"
         if self._is_watched():
             return "hooks or a function mode watch the model, and a replay calls no module"
         if self.fast.steps() is None:

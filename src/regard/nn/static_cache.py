@@ -141,7 +141,10 @@ class StaticKeyValues(KeyValues):
         if source.keep is not None:
             is_bool = source.keep.dtype == torch.bool
             visible = visible & (F.pad(source.keep, (0, len(place) - n)) if is_bool else place < source.keep[:, None])
-        self.hidden.zero_()[:b].masked_fill_(~visible[:, None, None], float("-inf"))
+        # A source without a real key gives zeros, as by the operator: it sees values of 0.
+        is_empty = ~visible.any(1, keepdim=True)
+        self.v[:b].masked_fill_(is_empty[:, :, None, None], 0.0)
+        self.hidden.zero_()[:b].masked_fill_(~(visible | is_empty)[:, None, None], float("-inf"))
 
     def move(self, rows: Int[Tensor, " rows"]) -> None:
         """Put other sources in the place of the first."""
