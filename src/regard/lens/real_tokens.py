@@ -214,10 +214,9 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
     in the block all queries count as real.
     """
     found = tokens[layer]
-    is_square, tail = found.queries.shape == found.keys.shape, _tail(layer[0])
-    is_cross = says_cross(layer[0], found)
-    if found.is_causal or (is_square and not is_cross and "self" in tail):
+    if found.is_causal or says_self(layer[0], found):
         return found
+    is_square, is_cross = found.queries.shape == found.keys.shape, says_cross(layer[0], found)
     order = {key: n for n, key in enumerate(tokens)}
     own = [key for key, other in tokens.items() if _is_own_attention(key, other, layer, found)]
     own.sort(key=lambda key: (not tokens[key].is_causal, order[key]))
@@ -232,6 +231,11 @@ def with_own_queries(layer: Key, tokens: Mapping[Key, RealTokens]) -> RealTokens
     if queries is found.queries or torch.equal(queries, found.queries):
         return found
     return replace(found, queries=queries, has_no_padding=False)
+
+
+def says_self(name: str, tokens: RealTokens) -> bool:
+    """True if the name of a layer says that its queries are its keys, and their numbers agree."""
+    return tokens.queries.shape == tokens.keys.shape and "self" in _tail(name) and not says_cross(name, tokens)
 
 
 def _is_own_attention(key: Key, other: RealTokens, layer: Key, found: RealTokens) -> bool:

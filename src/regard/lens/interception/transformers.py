@@ -231,8 +231,11 @@ def _read_deferred(
     statistic: Tensor | None,
     given: dict[str, Any],
 ) -> ObservedAttention:
-    """Interpret a call without a mask after the forward pass; a short one gets its log-sum-exp only now."""
-    if implementation == "sdpa" and is_recompute_cheap(q, k):
+    """Interpret a call without a mask after the forward pass; on the CPU a short one gets its log-sum-exp only now.
+
+    On a GPU a launch takes longer than the work: there the log-sum-exp of all layers is found at once, if it is read.
+    """
+    if implementation == "sdpa" and not q.is_cuda and is_recompute_cheap(q, k):
         statistic = recompute_lse(q, k, is_causal=_is_causal(module, q, given), scale=given.get("scaling"))
     # A recorder defers only if it keeps no values; k stands in for v to find key heads that are repeated.
     return interpreter.read(_kernel_call(implementation, module, q, k, k, None, None, statistic, given))

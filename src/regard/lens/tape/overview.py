@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -145,9 +146,15 @@ def _means_of_layers(
 
 
 def _as_table(columns: Mapping[str, Any]) -> Any:
-    if find_spec("pandas") is not None:
+    if _has_pandas():
         return import_module("pandas").DataFrame(columns)
     return MeasureTable({name: list(x) if isinstance(x, list) else x.tolist() for name, x in columns.items()})
+
+
+@cache
+def _has_pandas() -> bool:
+    """True if pandas is installed: to look for it takes as long as a small table."""
+    return find_spec("pandas") is not None
 
 
 def concatenate_heads(parts: Sequence[Summary], shape: torch.Size) -> Summary:

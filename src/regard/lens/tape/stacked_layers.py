@@ -72,11 +72,18 @@ def stack(layers: Sequence[Layer]) -> tuple[Weights, RealTokens]:
     if n == 1:
         return A, real
     calls = [layer.A.call for layer in layers]
-    q, k = torch.cat([call.q for call in calls]).detach(), torch.cat([call.k for call in calls]).detach()
+    q, k = (_join([getattr(call, name).detach() for call in calls]) for name in ("q", "k"))
     known = [layer.A.known_statistic for layer in layers]
     statistic = torch.cat([x for x in known if x is not None]) if known[0] is not None else None
     whole = replace(A.call, q=q, k=k, lead=(len(q),), mask=_repeat(A.call.mask, n))
     return Weights(whole, statistic), real.repeat(n)
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """Return batches `b h n d` one after the other, in the memory order they have: a copy that is not transposed."""
+    if all(x.stride(1) < x.stride(2) for x in parts):
+        return torch.cat([x.transpose(1, 2) for x in parts]).transpose(1, 2)
+    return torch.cat(list(parts))
 
 
 def _repeat(mask: Mask | None, n: int) -> Mask | None:

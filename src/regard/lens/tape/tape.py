@@ -35,7 +35,7 @@ from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
-from ..real_tokens import RealTokens, real_tokens, with_own_queries
+from ..real_tokens import RealTokens, real_tokens, says_self, with_own_queries
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
@@ -750,7 +750,7 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         found = self._masked_tokens(key)
         if found.is_causal or isinstance(self._entries[key], Reduced | SparseWeights):  # they hold them
             return found
-        if found.has_no_padding and not self._has_padding:
+        if says_self(key[0], found) or (found.has_no_padding and not self._has_padding):
             return found
         entries, by_mask, among = self._real_among.get(key, (0, None, None))
         if among is None or entries != len(self) or by_mask is not found:
