@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard as R
-from regard import attend
+from regard import attend, weights
 from regard.ops.backends import reference, sdpa
 from regard.ops.call import Call
 from regard.ops.dispatch import choose
@@ -236,3 +236,42 @@ def test_hidden_garbage_is_an_objection_where_it_would_leak():
     with pytest.raises(ValueError, match="would leak through the kernel"):
         attend(q, k, v, mask=R.Causal(), backend="sdpa")
     assert choose(Call.of(q, k, v, mask=R.Causal())).backend == "tiled"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        R.Dilated(8, 2),
+        R.Causal() & ~R.Diagonal(),
+        R.Rule(lambda b, h, i, j: (j <= i) & ((i + j + h) % 3 > b)),
+        R.Causal() & R.Padding(torch.arange(40)[None] % 3 > 0),
+    ],
+    ids=["dilated", "rows without keys", "rule of heads", "padding with gaps"],
+)
+def test_on_a_gpu_a_mask_of_few_entries_is_dense_and_nothing_is_compiled(mask, dtype):
+    mask = mask.map_tensors(torch.Tensor.cuda)
+    leaves = [torch.randn(2, 4, 40, 32, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    out, want = attend(*leaves, mask=mask), attend(*wide, mask=mask, backend="reference")
+    off = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(out.double(), want, atol=off, rtol=off)
+    A, exact = weights(*leaves[:2], mask=mask), weights(*wide[:2], mask=mask, backend="reference")
+    torch.testing.assert_close((A @ leaves[2]).double(), want, atol=off, rtol=off)
+    torch.testing.assert_close(A.statistic.double(), exact.statistic, atol=off, rtol=off)
+    pairs = zip(torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(want.sum(), wide), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.double(), theirs, atol=3 * off, rtol=3 * off)
+    assert choose(Call.of(*leaves, mask=mask)).backend == "sdpa"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_a_key_that_a_dense_mask_hides_from_all_queries_may_hold_anything():
+    mask = R.Causal() & R.Prefix(20) & ~R.Diagonal()
+    q, k, v = torch.randn(3, 1, 2, 40, 32, device="cuda", dtype=torch.bfloat16)
+    clean = attend(q, k, v, mask=mask)
+    k[:, :, 20:], v[:, :, 20:] = torch.nan, torch.nan
+    torch.testing.assert_close(attend(q, k, v, mask=mask), clean)

@@ -33,6 +33,7 @@ from .sdpa_blocks import run_blocks
 from .sdpa_rectangles import hides_only_numbers, plan_rectangles, run_rectangles
 from .sdpa_varlen import plan_varlen, run_call
 from .torch_kernels import (
+    SdpaKernel,
     choose_kernel,
     differentiable_once,
     is_surely_fused,
@@ -113,6 +114,8 @@ def attend_directly(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, offset: 
 def plan(call: Call) -> BackendPlan | Objections:
     """How this backend runs the call, or why it cannot."""
     assert call.v is not None
+    if (kernel := _plain_kernel(call)) is not None:
+        return BackendPlan(name, partial(_run_plain, call, kernel))
     objections = _term_objections(call)
     if objections:
         return objections
@@ -143,6 +146,38 @@ def plan(call: Call) -> BackendPlan | Objections:
         if not finite:
             return ["hidden keys that hold NaN, Inf or huge numbers would leak through the kernel"]
     return BackendPlan(name, partial(run_blocks, call) if form is None else partial(_run_single, call, form, finite))
+
+
+def _plain_kernel(call: Call) -> SdpaKernel | None:
+    """The fused kernel of a plain or causal call of dot products on a GPU; None for any other call.
+
+    A shortcut past the questions that other calls raise: they take the host longer than a short attention runs.
+    """
+    assert call.v is not None
+    if not call.q.is_cuda or call.bias is not None or call.dropout or call.is_selection or 0 in call.shape:
+        return None
+    score, i, j = call.score, *call.shape[2:]
+    if type(score) is not Dot or score.cap or not (score.scale is None or type(score.scale) is float):
+        return None
+    if type(call.normalize) is not Softmax or (score.scale is not None and score.scale <= 0):
+        return None
+    if call.mask is not None and (type(call.mask) is not Causal or i != j or type(call.offset) is not int):
+        return None
+    if call.k.shape[1:] != call.v.shape[1:] or (call.mask is not None and call.offset) or is_traced():
+        return None
+    if in_forward_mode():
+        return None
+    kernel = choose_kernel(call.q, call.k, call.v, added=None, causal=call.mask is not None and i > 1, dropout=0.0)
+    return kernel if kernel.is_fused else None
+
+
+def _run_plain(call: Call, kernel: SdpaKernel) -> tuple[Tensor, Tensor | None]:
+    """The output and the log-sum-exp of each row, `b h i 1`."""
+    assert call.v is not None
+    q, k, scale = scaled_product_inputs(call)
+    causal = call.mask is not None and call.shape[2] > 1
+    out, lse = run_fused(q, k, call.v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
+    return out, None if lse is None else lse[..., None]
 
 
 def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tuple[Tensor, Tensor | None]:

@@ -370,7 +370,7 @@ def cut_sequences(call: Call) -> SequenceCuts | None:
         return _cut_ranges(call, paddings, causal=causal)
     length = torch.stack([_lengths(term, b, j, call.q.device) for term in paddings]).amin(0)
     if causal:
-        return _cut_squares(call, torch.zeros_like(length), length)
+        return _cut_squares(call, None, length)
     # Queries of the text and its keys, then hidden keys without queries.
     queries, keys = torch.full_like(length, i), torch.full_like(length, j)
     return SequenceCuts(torch.stack((queries, queries), 1), torch.stack((length, keys), 1), i, j)
@@ -387,20 +387,24 @@ def _lengths(padding: Padding, b: int, j: int, device: torch.device) -> Tensor:
     return length.clamp(0, j).expand(b)
 
 
-def _cut_squares(call: Call, first: Tensor, end: Tensor, *, has_later: bool = True) -> SequenceCuts:
-    """The cuts of causal texts whose real keys are `first` to `end`, on the device.
+def _cut_squares(call: Call, first: Tensor | None, end: Tensor, *, has_later: bool = True) -> SequenceCuts:
+    """The cuts of causal texts whose real keys are `first` to `end`, on the device; from 0 if `first` is None.
 
     Without padding on the right no queries are later, `has_later` is False.
     """
     i, j = call.shape[2:]
-    ahead = j - i  # keys before the first query
-    none, rows, cols = torch.zeros_like(first), torch.full_like(first, i), torch.full_like(first, j)
-    start, stop = (first - ahead).clamp(0, i), (end - ahead).clamp(0, i)
+    none, rows, cols = torch.zeros_like(end), torch.full_like(end, i), torch.full_like(end, j)
+    stop = (end - (j - i)).clamp(0, i)
     # Queries and keys before the text, each without the others; the text; queries and keys after it.
-    queries, keys = (start, start, stop, rows, rows), (none, first, end, end, cols)
+    queries, keys = [stop, rows, rows], [end, end, cols]
+    later_queries, later_keys = [stop, rows, rows], [none, end, cols]
+    if first is not None:
+        start = (first - (j - i)).clamp(0, i)
+        queries, keys = [start, start, *queries], [none, first, *keys]
+        later_queries, later_keys = [stop, *later_queries], [none, first, *later_keys[1:]]
     later = None
     if has_later:
-        later = SequenceCuts(torch.stack((stop, stop, rows, rows), 1), torch.stack((none, first, end, cols), 1), i, j)
+        later = SequenceCuts(torch.stack(later_queries, 1), torch.stack(later_keys, 1), i, j)
     return SequenceCuts(torch.stack(queries, 1), torch.stack(keys, 1), i, j, is_causal=True, later=later)
 
 

@@ -252,9 +252,11 @@ class KernelMeasure(torch.autograd.Function):
                 terms = GradientTerms(grad, mean.squeeze(-1), None)
             grouped = q.shape[1] != k.shape[1]
             asked: dict[str, Any] = {"gradient": terms, "times": scale}
-            dq = product_by_rows(q, k, lse, k, **_product_arguments(call, q, k, scale), **asked, dtype=q.dtype)
-            asked["dtype"] = torch.float32 if grouped else k.dtype
-            dk = product_by_keys(q, k, lse, q, **_product_arguments(call, q, q, scale, keys=True), **asked)
+            given = _product_arguments(call, q, k, scale)
+            dq = product_by_rows(q, k, lse, k, **given, **asked, dtype=q.dtype)
+            if given["pattern"].lists is not None:  # tiles are listed by rows or by keys; a band is the same for both
+                given = _product_arguments(call, q, q, scale, keys=True)
+            dk = product_by_keys(q, k, lse, q, **given, **asked, dtype=torch.float32 if grouped else k.dtype)
             grads = dq, dk.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) if grouped else dk
         if torch.is_grad_enabled():
             return None, None, *(DifferentiableOnce.apply(x, grad, q, k) for x in grads)
