@@ -55,6 +55,7 @@ from .bins import Bins, add_parts
 from .generic_tile import RowTile, TileOutputs, add_tile
 
 HALF_SHIFT = 14  # makes weights from 2^-28 to 1 normal numbers of float16, and 2^-14 is one too
+MAX_SHORT_ENTRIES = 2**22  # queries times keys of an attention that takes less time than a compilation saves
 MAX_PARTIAL_SUMS = 2**25  # numbers in the buffers of a deterministic sum over rows
 
 
@@ -270,6 +271,8 @@ class SummaryLauncher(NamedTuple):
             values = values.expand(b, h, n_i, n_j)
             steps = values.stride()
         deterministic = torch.are_deterministic_algorithms_enabled()
+        # A short call takes a kernel that others have compiled: of a width up to that of its tile, causal or not.
+        is_short = n_i * n_j <= MAX_SHORT_ENTRIES
         launch(
             _summary_kernel, (count * b * h,),
             q, k, self.lse, lengths, self.bias.slopes, values, self.row_order,
@@ -287,13 +290,13 @@ class SummaryLauncher(NamedTuple):
             I=config.rows,
             J=config.cols,
             D=padded_width(d),
-            STEP=feature_step(d),
+            STEP=8 if is_short and d > 64 and d % 8 == 0 else feature_step(d),
             WARPS=config.warps,
             WIDE=self.slots,
             PARTS=self.parts,
             WHOLE=self.parts > 0 and (bins is None or bins.whole),
             CAP=self.cap,
-            CAUSAL=self.sums_to_one and self.pattern.low >= 0,
+            CAUSAL=self.sums_to_one and self.pattern.low >= 0 and not is_short,
             DETERMINISTIC=deterministic,
             PRECISION=dot_precision(q.dtype),
             SHIFT=0 if self.parts or not self.sums_to_one or q.dtype == torch.float32 else HALF_SHIFT,

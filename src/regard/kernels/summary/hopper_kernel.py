@@ -146,9 +146,34 @@ def _await_copy(keys, order, step):
 
 @gluon.jit
 def _start_product(queries, part: gl.constexpr, keys, step):
-    zeros = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
+    """Start the product of a part of the queries; wide ones come as slices of 64 features, those past d left out."""
+    product = gl.zeros([64, 64], gl.float32, layout=PRODUCT)
     tile = keys.tiles.index(_stage(keys, step)[0])
-    return hopper.warpgroup_mma(queries[part], tile.permute([1, 0]), zeros, use_acc=False, is_async=True)
+    if tile.shape[1] <= 128:
+        product = hopper.warpgroup_mma(queries[part], tile.permute([1, 0]), product, use_acc=False, is_async=True)
+    else:
+        for n in gl.static_range(len(queries[part])):
+            of_keys = tile.slice(n * 64, 64, 1).permute([1, 0])
+            product = hopper.warpgroup_mma(queries[part][n], of_keys, product, use_acc=n > 0, is_async=True)
+    return product
+
+
+@gluon.jit
+def _feature_slices(tile, SLICES: gl.constexpr):
+    """Return slices of 64 features of a tile in shared memory, 3 or 4."""
+    slices = tile.slice(0, 64, 1), tile.slice(64, 64, 1), tile.slice(128, 64, 1)
+    if SLICES == 4:
+        slices = slices[0], slices[1], slices[2], tile.slice(192, 64, 1)
+    return slices
+
+
+@gluon.jit
+def _load_slices(slices, LAYOUT: gl.constexpr):
+    """Return the slices in registers."""
+    loaded = slices[0].load(LAYOUT), slices[1].load(LAYOUT), slices[2].load(LAYOUT)
+    if len(slices) == 4:
+        loaded = loaded[0], loaded[1], loaded[2], slices[3].load(LAYOUT)
+    return loaded
 
 
 @gluon.jit
@@ -299,6 +324,7 @@ def hopper_summary_kernel(
     q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, kv_group, n_i, n_j, d, places, attentions,
     processors, first, to_first, second, to_second, to_rest, at_once, rows, cols, share,
     D: gl.constexpr,  # the width of tiles: features past d are 0
+    SLICES: gl.constexpr,  # of 64 features, as many as hold d
     STAGES: gl.constexpr,
     PADDED_SUMS: gl.constexpr,
     ROW_BIN: gl.constexpr,
@@ -361,18 +387,20 @@ def hopper_summary_kernel(
     operand: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
     async_copy.wait_group(0 if wide else 1)
     barrier()
-    upper_queries = copied.index(0).load(operand)
     if wide:
+        upper_queries = _load_slices(_feature_slices(copied.index(0), SLICES), operand)
         barrier()  # every warp has read the upper part, which the lower one overwrites
         lower_lse2 = _start_queries(Q, LSE, copied.index(0), place, 1, q_i, n_i, d, D)
         async_copy.commit_group()
+    else:
+        upper_queries = copied.index(0).load(operand)
     _await_copy(keys, order, begin)
     product = _start_product((upper_queries,), 0, keys, begin)
     async_copy.wait_group(0)
     if wide:
         hopper.fence_async_shared()
         barrier()
-        queries = (upper_queries, copied.index(0))
+        queries = (upper_queries, _feature_slices(copied.index(0), SLICES))
     else:
         barrier()
         queries = (upper_queries, copied.index(1).load(operand))

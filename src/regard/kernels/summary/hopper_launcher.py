@@ -121,6 +121,7 @@ def summarize_hopper(
         *q.stride()[:3], *key_rows, key_cols, scale, offset, pattern.low, h, h // g, n_i, n_j, d, places, b * h,
         processors, *split, int(split.first == blocks <= at_once), rows, cols, share,
         D=width,
+        SLICES=-(-d // 64) if width > 128 else 0,
         STAGES=config.stages,
         PADDED_SUMS=config.padded_sums,
         ROW_BIN=high,
