@@ -31,7 +31,6 @@ from .first_calls import FIRST, KINDS, LATER, latencies
 from .measure import Measured, save
 
 SECONDS, SHORT_SECONDS = 0.5, 0.2  # of repeats of one case
-LONG_CASE = 25.0  # seconds that a case may take until it is measured: a model is built, and some calls compile
 FEWEST, MOST = 3, 30  # repeats
 FIELDS = [
     *("case", "call", "time", "quartiles", "baseline", "ratio", "bar", "met", "memory", "repeats", "machine"),
@@ -55,14 +54,14 @@ def main() -> None:
     begun, within = time.monotonic(), arguments.within
     chosen = [case for case in found if any(part in case.name for part in arguments.only)]
     kinds = [kind for kind in KINDS if any(part in f"first call, {kind}" for part in arguments.only)]
-    if within is not None:  # short ones first, and those that compile last
-        chosen.sort(key=lambda case: case.compiles)
+    if within is not None:
+        chosen.sort(key=lambda case: case.takes)
         with ThreadPoolExecutor() as pool:
             tables = list(pool.map(lambda kind: list(first_calls(kind, size)), kinds))
         for rows in tables:
             show(rows, order, size)
     for n, case in enumerate(chosen):
-        if within is not None and time.monotonic() - begun > within - LONG_CASE * (1 + case.compiles):
+        if within is not None and time.monotonic() - begun > within - case.takes:
             print("not measured:", *(f"{left.name};" for left in chosen[n:]))
             return
         show(measured(case, size, SECONDS if within is None else SHORT_SECONDS), order, size)

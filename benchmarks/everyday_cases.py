@@ -32,4 +32,4 @@ class Case:
     baseline: tuple[str, ...]
     bars: Mapping[str, float] = field(default_factory=dict)
     grad: bool = False  # the calls differentiate
-    compiles: bool = False  # some calls are compiled by torch.compile, which takes long
+    takes: float = 4.0  # seconds to build, compile and measure the case on an H200, at most

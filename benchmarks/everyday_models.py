@@ -37,21 +37,21 @@ def cases() -> Iterator[Case]:
     name = "Gemma-3 shape, d 256, window 512, N 16384"
     yield Case(name, functools.partial(passes, gemma, eager=False), baseline, {"capture": 1.05})
     name = "Mistral shape, window 4096, N 32768"
-    yield Case(name, functools.partial(passes, mistral, eager=False), baseline, {"capture": 1.05})
-    yield Case("generate, greedy, 1024 + 128 tokens", generation, baseline, {"capture": 1.15})
+    yield Case(name, functools.partial(passes, mistral, eager=False), baseline, {"capture": 1.05}, takes=20)
+    yield Case("generate, greedy, 1024 + 128 tokens", generation, baseline, {"capture": 1.15}, takes=15)
     for search in ("greedy decoding", "sampling", "beam search of 4"):
         for rows in (1, 64):
             name, build = f"{search}, GPT-2 shape, 6 x 512, {rows} rows", functools.partial(decoding, search, rows)
-            yield Case(name, build, ("generate, static cache",), {"regard": 0.67}, compiles=True)
+            yield Case(name, build, ("generate, static cache",), {"regard": 0.67}, takes=40)
     yield Case("greedy decoding, Marian shape, prefixes as lists", translation, ("generate",), {"regard": 0.67})
     yield Case(
         "training GPT 12 x 768, 16 x 1024",
         training,
         ("regard, compiled", "transformers, compiled"),
         grad=True,
-        compiles=True,
+        takes=50,
     )
-    yield Case("Gpt.loss compiled, two sizes and three lengths", compiled_sizes, (), grad=True, compiles=True)
+    yield Case("Gpt.loss compiled, two sizes and three lengths", compiled_sizes, (), grad=True, takes=60)
 
 
 def passes(make: Callable[[Size], tuple[Any, dict[str, Tensor]]], size: Size, *, eager: bool = True) -> dict[str, Call]:

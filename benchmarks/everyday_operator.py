@@ -44,7 +44,7 @@ def cases() -> Iterator[Case]:
     )
     for n, bar in ((1024, 1.0), (4096, 0.33)):
         name = f"entropy in the loss, 4 x 16 x {n} x 64, forward + backward"
-        yield Case(name, functools.partial(entropy, n), ("eager, compiled",), {"regard": bar}, True)
+        yield Case(name, functools.partial(entropy, n), ("eager, compiled",), {"regard": bar}, True, takes=20)
 
 
 def drawn(shape: tuple[int, ...], size: Size, grad: bool = False, dtype: torch.dtype | None = None) -> list[Tensor]:
