@@ -15,6 +15,7 @@ from regard.kernels.tiles import (
     Pattern,
     TileConfig,
     TileLists,
+    all_lengths,
     dot_precision,
     list_strides,
     next_power_of_two,
@@ -167,3 +168,10 @@ def test_float32_is_multiplied_in_three_products_unless_pytorch_allows_one(monke
     finally:
         torch.set_float32_matmul_precision(before)
     assert dot_precision(torch.float32) == "tf32x3"
+
+
+def test_texts_without_padding_have_the_lengths_of_their_keys():
+    found = all_lengths(3, 7, torch.device("cpu"))
+    assert found.tolist() == [7, 7, 7]
+    assert found is all_lengths(3, 7, torch.device("cpu"))  # made once
+    assert not found.is_inference()

@@ -41,6 +41,7 @@ from regard.lens.real_tokens import (
     real_queries,
     real_tokens,
     received_from,
+    says_self,
     with_own_queries,
     without_queries,
 )
@@ -356,3 +357,17 @@ class TestQueriesOfCrossAttention:
     def test_blocks_of_one_kind_are_not_each_others(self):
         tokens = {f"stages.0.blocks.{n}.attn": layer(x, x) for n, x in enumerate((self.OWN, self.MEMORY))}
         assert torch.equal(self.found("stages.0.blocks.1.attn", tokens), self.MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "says"),
+    [
+        ("encoder.layer.0.attention.self", 5, True),
+        ("encoder.layer.0.attention.self", 7, False),
+        ("decoder.layers.0.encoder_attn", 5, False),
+        ("blocks.0.attn", 5, False),
+    ],
+)
+def test_a_name_may_say_that_queries_are_keys(name, keys, says):
+    A = weights(torch.randn(1, 2, 5, 4), torch.randn(1, 2, keys, 4), mask=Padding((4,)))
+    assert says_self(name, real_tokens(A)) is says

@@ -93,3 +93,11 @@ def test_a_stack_of_one_is_the_layer():
     A = weights(*torch.randn(2, 1, 2, 5, 4))
     real = real_tokens(A)
     assert stack([Layer(("a", 0), A, real)]) == (A, real)
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_batches_are_joined_in_the_memory_order_they_have(tokens_first):
+    parts = [torch.randn(2, 9, 3, 4).transpose(1, 2) if tokens_first else torch.randn(2, 3, 9, 4) for _ in range(3)]
+    joined = stacked_layers._join(parts)
+    assert torch.equal(joined, torch.cat(parts))
+    assert joined.transpose(1, 2).is_contiguous() is tokens_first
