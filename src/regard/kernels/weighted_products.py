@@ -71,8 +71,7 @@ class OwnTile(NamedTuple):
     slope: Any
 
 
-# Numbers that change with the length or the mask: a kernel is not compiled again for those that are 1 or multiples
-# of 16.
+# Numbers that change with the length or the mask: a kernel is not compiled again if they are 1 or multiples of 16.
 LENGTHS_AND_SIZES = [
     *("full_b", "full_h", "full_r", "part_b", "part_h", "part_r", "offset", "low", "high", "heads", "kv_group"),
     *("x_group", "n_i", "n_j", "tiles"),

@@ -80,7 +80,7 @@ def _summary_kernel(
     I: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
-    STEP: tl.constexpr,  # a divisor of d, so that features are loaded by as many; D if d is D
+    STEP: tl.constexpr,  # a divisor of d: STEP neighbouring features are loaded together; D if d is D
     WARPS: tl.constexpr,
     WIDE: tl.constexpr,  # slots for the bins of a tile of rows
     PARTS: tl.constexpr,  # parts of a tile of rows, each within one bin; 0 if bins have slots instead

@@ -163,7 +163,7 @@ def _feature_slices(tile, SLICES: gl.constexpr):
     """Return slices of 64 features of a tile in shared memory, 3 or 4."""
     slices = tile.slice(0, 64, 1), tile.slice(64, 64, 1), tile.slice(128, 64, 1)
     if SLICES == 4:
-        slices = slices[0], slices[1], slices[2], tile.slice(192, 64, 1)
+        slices = slices[0], slices[1], slices[2], tile.slice(192, 64, 1)  # type: ignore[assignment]
     return slices
 
 
@@ -172,7 +172,7 @@ def _load_slices(slices, LAYOUT: gl.constexpr):
     """Return the slices in registers."""
     loaded = slices[0].load(LAYOUT), slices[1].load(LAYOUT), slices[2].load(LAYOUT)
     if len(slices) == 4:
-        loaded = loaded[0], loaded[1], loaded[2], slices[3].load(LAYOUT)
+        loaded = loaded[0], loaded[1], loaded[2], slices[3].load(LAYOUT)  # type: ignore[assignment]
     return loaded
 
 
@@ -324,7 +324,7 @@ def hopper_summary_kernel(
     q_b, q_h, q_i, k_rows_b, k_rows_g, k_cols_g, scale, offset, low, heads, kv_group, n_i, n_j, d, places, attentions,
     processors, first, to_first, second, to_second, to_rest, at_once, rows, cols, share,
     D: gl.constexpr,  # the width of tiles: features past d are 0
-    SLICES: gl.constexpr,  # of 64 features, as many as hold d
+    SLICES: gl.constexpr,  # ceil(d / 64) if D is above 128: slices of 64 features that a product takes
     STAGES: gl.constexpr,
     PADDED_SUMS: gl.constexpr,
     ROW_BIN: gl.constexpr,
