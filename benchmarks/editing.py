@@ -1,9 +1,10 @@
 """What edits cost, and what a knockout sweep takes beside TransformerLens and nnsight.
 
-`python -m benchmarks.editing cost` times an edited pass beside the plain fused pass: a Llama-shaped model of
-transformers with random weights, in bfloat16 on a GPU, with each kind of edit in every layer, in turn. First one
-attention of the same shape is compared with a matrix of scores that is changed entry by entry in float64: an edited
-output may be off by at most twice what that matrix in its dtype is off by.
+`python -m benchmarks.editing cost` times edited attention beside the plain fused one, in turn, with each kind of edit:
+on a GPU the pass of a Llama-shaped model of transformers with random weights in bfloat16, edited in every layer, on a
+CPU one causal attention of 16 heads, 4 key heads and a width of 64 in float32, CPU time of one thread. First one
+attention is compared with a matrix of scores that is changed entry by entry in float64: an edited output may be off by
+at most twice what that matrix in its dtype is off by.
 
 `python -m benchmarks.editing sweep --tokens 8192 65536` times a knockout sweep of a model of SmolLM2-135M's shape with
 random weights: in each head, the last token does not see four tokens. The table has whole passes beside it, one for
@@ -43,6 +44,7 @@ from .__main__ import COMMIT, RESULTS, machine, milliseconds, spread, update
 from .measure import Measured, save
 
 TILES, OTHERS = 1.1, 1.3  # at most so many times the plain pass: edits that are masks of tiles, all others
+TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of `cost`
 SECONDS = 1.0  # of repeats of each edit
 FIELDS = [
     *("case", "tokens", "time", "quartiles", "ratio", "bar", "met", "peak_memory", "repeats", "machine"),
@@ -57,8 +59,7 @@ SWEEP_FIELDS = [
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cost", "sweep", "peers"))
-    parser.add_argument("--tokens", type=int, nargs="+", default=[16_384], help="other numbers are not saved by cost")
-    parser.add_argument("--hidden", type=int, default=lens.HIDDEN, help="another width is not saved")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[], help="other numbers are not saved by cost")
     parser.add_argument("--only", default="", help="measure only edits whose source holds this (cost)")
     parser.add_argument("--layers", type=int, nargs="+", help="sweep these layers alone (sweep)")
     parser.add_argument("--folder", type=Path, help="a model that transformers saved (peers)")
@@ -94,31 +95,40 @@ def cases(n: int) -> list[tuple[Any, float]]:
 def measure_cost(chosen: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # many CPUs have no products in bfloat16
-    n = chosen.tokens[0]
+    (n,) = chosen.tokens or [TOKENS[device.type]]
     for each, off, plain in errors(min(n, 1024), device, dtype):
         if chosen.only in repr(each) and not off <= 2 * plain + torch.finfo(dtype).eps:
             raise SystemExit(f"error: {each!r} is off by {off:.3g}, plain {plain:.3g}; nothing was measured")
-    model = lens.llama(chosen.hidden, n).to(device, dtype).eval()
-    ids = torch.randint(0, lens.VOCABULARY, (1, n), device=device)
-
-    def plain() -> Any:
-        return model(ids, use_cache=False, logits_to_keep=1)
+    model, run = (pass_of_llama if device.type == "cuda" else one_attention)(n, device, dtype)
 
     def edited(each: Any) -> Any:
         with edit(model, {"*": each}):
-            return plain()
+            return run()
 
     with capture(model) as tape:
-        plain()
+        run()
     found = [*cases(n), (From(tape), OTHERS), (From(tape, heads=3), OTHERS)]
     for each, bar in found:
         if chosen.only in repr(each):
-            row = measured(repr(each), plain, lambda each=each: edited(each), n, bar, device)
+            row = measured(repr(each), run, lambda each=each: edited(each), n, bar, device)
             print(
                 f"{row['case']:<64}{row['time']:>12}  x {row['ratio']:<6}(bar {bar}) {row['peak_memory']}", flush=True
             )
-            if device.type == "cuda" and n == 16_384 and chosen.hidden == lens.HIDDEN:
-                update(row, RESULTS / "editing_gpu.csv", FIELDS, [repr(one) for one, _ in found])
+            if n == TOKENS[device.type]:
+                update(row, RESULTS / f"editing_{device.type}.csv", FIELDS, [repr(one) for one, _ in found])
+
+
+def pass_of_llama(n: int, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, Callable[[], Any]]:
+    model = lens.llama(lens.HIDDEN, n).to(device, dtype).eval()
+    ids = torch.randint(0, lens.VOCABULARY, (1, n), device=device)
+    return model, lambda: model(ids, use_cache=False, logits_to_keep=1)
+
+
+def one_attention(n: int, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, Callable[[], Any]]:
+    torch.set_num_threads(1)
+    q, k, v = (torch.randn(1, h, n, 64, device=device, dtype=dtype) for h in (16, 4, 4))
+    model = nn.ModuleDict({"self_attn": OneAttention()})
+    return model, lambda: model["self_attn"](q, k, v)
 
 
 def measured(
@@ -260,11 +270,12 @@ def save_sweep(row: dict[str, object]) -> None:
 
 
 def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    clock = time.perf_counter if device.type == "cuda" or torch.get_num_threads() > 1 else time.thread_time
     wait(device)
-    start = time.perf_counter()
+    start = clock()
     call()
     wait(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def wait(device: torch.device) -> None:
