@@ -16,7 +16,7 @@ from regard.ops.terms.masks.mask_algebra import Mask
 from .decoding import decoding, floor, ragged
 from .monitoring import monitored
 from .training import training
-from .watching import by_sdpa, encoder, watching, written_out
+from .watching import by_sdpa, encoder, entering, watching, written_out
 
 Call = Callable[[], object]
 
@@ -315,6 +315,7 @@ TRAINING = [
     Case("Transformer, one vocabulary", training("transformers", "joint"), "regard", "transformers", 1.0, speed=True),
 ]
 
+NOTHING = "a mode that does nothing"
 WATCHING = [
     Case(
         f"{name}, {n} tokens{', beside the fast path' if 'fast' in peer else ''}",
@@ -335,6 +336,11 @@ WATCHING = [
         ("nn.TransformerEncoder", encoder, 128, "plain, PyTorch's fast path", None, None),
     )
 ]
+WATCHING += [
+    Case(f"{name}, 128 tokens, in a mode that does nothing", watching(make, 128), NOTHING, "plain", None, threads=1)
+    for name, make in (("written out by hand", written_out), ("own layers, SDPA", by_sdpa))
+]
+WATCHING.append(Case("entering the block again", entering, "capture", "nothing", None, added=2e-3, threads=1))
 MONITORING = [
     Case("a training step, 512 tokens", monitored(512), "watched", "plain", None, threads=1),
     Case("a training step, 1,024 tokens", monitored(1024), "watched", "plain", None, threads=1),

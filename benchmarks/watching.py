@@ -6,12 +6,14 @@ At these sizes a layer takes less than a millisecond, and what is measured is Py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import sqrt
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.lens import capture
 
@@ -77,6 +79,31 @@ def watching(make: Callable[[], nn.Module], n: int) -> Callable[[], dict[str, Ca
             with plain_path():
                 return model(x)
 
-        return {"capture": watched, "plain": plain, "plain, PyTorch's fast path": lambda: model(x)}
+        def in_bare_mode() -> object:
+            with plain_path(), BareMode():
+                return model(x)
+
+        fast = "plain, PyTorch's fast path"
+        return {"capture": watched, "plain": plain, fast: lambda: model(x), "a mode that does nothing": in_bare_mode}
 
     return build
+
+
+class BareMode(TorchFunctionMode):
+    """A function mode that calls each function as it is: the least that Python's following of functions costs."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def entering() -> dict[str, Callable[[], object]]:
+    """The block of a model that was captured before, around nothing."""
+    model, x = written_out().eval(), torch.randn(1, 16, DIM)
+    with torch.no_grad(), capture(model):
+        model(x)
+
+    def enter() -> None:
+        with suppress(ValueError), capture(model):  # nothing is recorded, which raises at the end of the block
+            pass
+
+    return {"capture": enter, "nothing": lambda: None}

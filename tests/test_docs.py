@@ -105,6 +105,15 @@ def test_the_page_of_performance_repeats_what_watching_costs():
             assert row["time"] in (eager, f"{eager.removeprefix('one layer would take ')} a layer")
 
 
+def test_the_page_of_performance_repeats_what_watching_small_models_costs():
+    rows = {row["case"]: row for row in measured("watching_cpu.csv")}
+    shown = cells(DOCS / "performance.md", "| small model |")
+    assert [case for case, *_ in shown] == list(rows)
+    for case, ours, peer, cost, _ in shown:
+        assert (rows[case]["ours_median"], rows[case]["peer_median"]) == (ours, peer)
+        assert cost == ("" if rows[case]["ratio"] == "0.00" else f"{1 / float(rows[case]['ratio']):.2f}x")
+
+
 def site_script(name: str) -> Any:
     """A script of docs/site."""
     spec = spec_from_file_location(name, DOCS / "site" / f"{name}.py")

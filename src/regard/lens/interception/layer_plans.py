@@ -71,7 +71,10 @@ class KeptView(NamedTuple):
     def of(self, run: Sequence[Any]) -> Tensor | None:
         """Return the view of the tensor of another run; None if it lies otherwise in memory, or was written to."""
         x = run[self.at]
-        return None if whole_of(x) != self.whole else x.as_strided(self.size, self.stride, self.offset)
+        if whole_of(x) != self.whole:
+            return None
+        is_whole = self.whole[:3] == (self.size, self.stride, self.offset)
+        return x if is_whole else x.as_strided(self.size, self.stride, self.offset)
 
     def rows(self, step: int) -> KeptView:
         """Return each row of matrices `b h i d` that is a multiple of `step` before the last one, at most ROWS."""
