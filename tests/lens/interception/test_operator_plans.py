@@ -140,6 +140,24 @@ def test_all_layers_of_a_deep_model_are_watched(watched, fused):
     assert watched[before:] == [Layer] * 12
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("fused", [False, True])
+def test_modes_of_gradients_have_plans_of_their_own(watched, fused):
+    model, x = nn.Sequential(*(Layer(fused) for _ in range(3))), inputs()
+    learn(model)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        for _ in range(3):
+            with mode(), capture(model) as tape:
+                out = model(x)
+            assert_close(tape["2"][:], model[2].by_hand(model[1](model[0](x))).detach())
+        with torch.inference_mode():
+            given = x.clone()
+        with torch.no_grad(), capture(model) as tape:
+            model(given)
+        assert_close(tape["0"][:], model[0].by_hand(x).detach())
+        assert_close(out.detach(), model(x).detach())
+
+
 def test_gradients_are_those_of_the_plain_model(watched):
     model, x = nn.Sequential(Layer(), Layer(True)).requires_grad_(False), inputs().requires_grad_()
     for _ in range(4):

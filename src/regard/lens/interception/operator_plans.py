@@ -25,6 +25,7 @@ from math import prod
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ..eager.dim_origins import DimOrigins, Origin
@@ -276,11 +277,11 @@ def _holds(x: Tensor, view: KeptView) -> bool:
 
 def key_of_run(parts: Sequence[nn.Module], classes: ClassFacts, given: Sequence[Any], origins: DimOrigins) -> Any:
     """Return what decides about a run: the modules that may attend in it, and its arguments; None if it is unknown."""
-    found: list[Any] = []
+    found: list[Any] = [torch.is_inference_mode_enabled()]  # its tensors count no writes
     for x in given:
         if isinstance(x, Tensor):
             same = next(n for n, y in enumerate(given) if y is x)
-            found.append((same, type(x), *about_tensor(x, origins)))
+            found.append((same, type(x), x.is_inference(), *about_tensor(x, origins)))
         elif type(x) in PLAIN_TYPES:
             found.append(x)
         else:

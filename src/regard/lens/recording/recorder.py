@@ -234,6 +234,8 @@ class Recorder:
             return False
         if q.requires_grad or k.requires_grad or torch_internals.is_any_autocast_enabled():
             return False
+        if q.is_inference() or k.is_inference():  # they count no writes, and neither do their copies here
+            return False
         q, k = (x if owns_unmodified_memory(x) else self.store.copy(x) for x in (q, k))
         kept = observed._replace(q=q, k=k)
         with self._lock:
