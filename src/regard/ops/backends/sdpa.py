@@ -46,7 +46,8 @@ name = "sdpa"
 DEVICES = ("cpu", "cuda")
 INF = float("inf")
 MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planned blocks
-MAX_GPU_TILE_ENTRIES = 2**24  # of a dense mask on a GPU, which is kept beside the mask: 32 MB in half precision
+# Entries of a dense mask on a GPU: 32 MB in half precision, and of one that is kept beside the mask: 8 MB.
+MAX_GPU_TILE_ENTRIES, MAX_KEPT_ENTRIES = 2**24, 2**22
 MAX_WIDENING = 2  # keys are padded to the width of values up to this factor: the kernel takes one width
 MAX_TILE_KEYS = 2**9  # for few queries, up to this number of keys
 
@@ -312,7 +313,8 @@ def _dense_mask(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tensor |
         seen, empty = visible.any(2, keepdim=True).any(1, keepdim=True), ~visible.any(-1, keepdim=True)
         return None if bool(seen.all()) else seen, empty if bool(empty.any()) else None, added
 
-    if contains_rule(mask):  # it may read state that changes between calls
+    is_large = call.shape[2] * call.shape[3] * _own_masks(call) > MAX_KEPT_ENTRIES
+    if is_large or contains_rule(mask):  # a rule may read state that changes between calls
         return make()
     return cached_per_term(mask, (_dense_mask, call.shape, call.offset, dtype, call.q.device), make)
 
