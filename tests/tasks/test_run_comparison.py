@@ -1,7 +1,11 @@
 """Comparisons of two runs: the metrics of their evaluations, and the examples where they differ most."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
+from regard.data import Pair
 from regard.lens import Links, alignment_score
 from regard.tasks.paired_bootstrap import MetricStatistics
 from regard.tasks.run_comparison import TestOutputs, alignment_statistics, compare_outputs, translation_outputs
@@ -62,3 +66,23 @@ def test_alignment_statistics_give_the_alignment_error_rate():
     links = [Links.parse("0-0 1-1 2-2"), Links.parse("0-1"), Links()]
     gold = [Links.parse("0-0 1p1"), Links.parse("0-0 1-1"), Links.parse("0p0")]
     assert alignment_statistics(links, gold).value == pytest.approx(alignment_score(links, gold).error)
+
+
+def test_seconds_are_those_of_the_test_data_after_a_first_example():
+    calls = []
+
+    class Slow:
+        models = ()
+
+        def write(self, lines, *, show=None):
+            calls.append((list(lines), show))
+            time.sleep(0.2 if len(calls) == 1 else 0.0)
+            return [SimpleNamespace(text=line) for line in lines]
+
+        def score(self, pairs):
+            return [0.0] * len(pairs)
+
+    pairs = [Pair(f"s{n}", "t") for n in range(3)]
+    found = translation_outputs(Slow(), pairs, [["t"]] * 3, show=print)
+    assert calls == [(["s0"], None), (["s0", "s1", "s2"], print)]
+    assert found.seconds < 0.1

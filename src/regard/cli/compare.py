@@ -17,6 +17,7 @@ from ..tasks import run_comparison, run_folder
 from ..tasks.answering import Answerer
 from ..tasks.captioning import Describer
 from ..tasks.classification import Classifier
+from ..tasks.dry_run import readable_bytes
 from ..tasks.language import LanguageModel
 from ..tasks.metrics import RougeWords, check_tokenizable
 from ..tasks.paired_bootstrap import paired_bootstrap
@@ -261,14 +262,14 @@ def print_comparison(compared: Comparison) -> None:
         regard compare runs/reviews runs/reviews2 --labelled test.tsv --examples 10
 
     Each metric comes with the interval of 95 % of the difference and its p-value, by a paired bootstrap (Koehn 2004).
-    Speed is measured once, on the test data, A before B.
+    Speed is measured once, on the test data, A before B; each has run one example before.
     """
     for letter, name, count, seconds in zip(
         LETTERS, compared.names, compared.parameters, compared.seconds, strict=True
     ):
-        megabytes = _weights_file(Path(name)).stat().st_size / 1e6
+        size = readable_bytes(_weights_file(Path(name)).stat().st_size)
         speed = compared.count / max(seconds, 1e-9)
-        print(f"{letter}  {name}  {count:,} parameters · {megabytes:.1f} MB · {speed:,.1f} examples/s")
+        print(f"{letter}  {name}  {count:,} parameters · {size} · {speed:,.1f} examples/s")
     samples = next(iter(compared.metrics.values())).samples
     wide = max(6, *map(len, compared.metrics))
     print(f"\n{'metric':{wide}}  {'A':>9}  {'B':>9}  {'B - A':>9}  {'95 % interval':>20}  {'p':>6}  better")

@@ -112,11 +112,12 @@ def cost_lines(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.
     length = "" if total is None else f", about {_clock(step * total)} for {total:,} steps"
     count = sum(n for n, _, is_trained in sizes if is_trained)
     parts = {"weights": weights, "gradients": trained, "optimizer": 2 * trained, "activations of a batch": activations}
+    shares = ", ".join(f"{part} {readable_bytes(size)}" for part, size in parts.items())
     return [
         f"model: {type(model).__name__}, {count:,} of {sum(n for n, _, _ in sizes):,} parameters are trained",
-        f"memory: about {_bytes(sum(parts.values()))}: {', '.join(f'{x} {_bytes(n)}' for x, n in parts.items())}",
+        f"memory: about {readable_bytes(sum(parts.values()))}: {shares}",
         f"time: {step:.3g} s a step on {device}{length}, evaluations and checkpoints left out",
-        f"disk: about {_bytes(weights + 2 * trained)} a checkpoint, at most {recipe.keep + 2} at a time",
+        f"disk: about {readable_bytes(weights + 2 * trained)} a checkpoint, at most {recipe.keep + 2} at a time",
     ]
 
 
@@ -164,7 +165,7 @@ def _total_steps(batches: Epochs, recipe: Recipe, taken: int) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def _bytes(count: float) -> str:
+def readable_bytes(count: float) -> str:
     """Return a number of bytes in a unit that fits."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
