@@ -6,6 +6,7 @@ says what it gives us, and so what is lost without it.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn, overrides
+from torch import Tensor, fx, nn, overrides
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -42,6 +43,12 @@ WRAPPER_MODULE = "torch._dynamo.external_utils"
 # Name of the submodule within what `torch.compile(module)` returns. Without it: compiled models are refused.
 ORIGINAL_MODULE = "_orig_mod"
 
+# Marks a function whose result torch.compile takes as a constant when it traces a call.
+CONSTANT_WHEN_TRACED = "_dynamo_marked_constant"
+
+# Tags of operators that no CUDA graph may record. Without it: watched models under reduce-overhead run as written.
+UNSAFE_IN_CUDA_GRAPHS = (torch.Tag.cudagraph_unsafe,)
+
 # Where torch.jit.script keeps the Python function it scripted. Without it: attention inside is only named.
 SCRIPT_ORIGINAL = "_torchdynamo_inline"
 
@@ -61,6 +68,11 @@ HOOK_TABLES = (
 def hook_tables(module: nn.Module) -> list[Any]:
     """Return the dictionaries of a module's hooks. Without them: a copy of a model keeps the hooks."""
     return [table for name in HOOK_TABLES if (table := vars(module).get(name)) is not None]
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The hooks of a module before and after its forward. Without it: watched models are compiled in each block."""
+    return module._forward_pre_hooks, module._forward_hooks
 
 
 # --- Tracing and transforms -------------------------------------------------------------------------------------------
@@ -174,6 +186,43 @@ def run_as_written(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
+def compiler_of(module: nn.Module) -> tuple[Any, bool | None] | None:
+    """The backend and `dynamic` of a compiled module. Without these four: compiled models run as they are written."""
+    context, compiled = module.__dict__.get("dynamo_ctx"), module._compiled_call_impl
+    if context is None and compiled is not None:
+        context = inspect.getclosurevars(compiled).nonlocals.get("self")
+    backend: Any = getattr(context, "callback", None)
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return None if not callable(backend) else (backend, getattr(context, "_dynamic", None))
+
+
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """The errors by which torch.compile refuses a model or a backend fails; imports the compiler."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def module_ids(node: fx.Node) -> list[int]:
+    """The ids of the modules that make a call in a graph of torch.compile, the innermost last."""
+    return [int(key.partition("@")[0]) for key in node.meta.get("nn_module_stack", ()) if key[:1].isdigit()]
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """An open size in the call that is traced, without a guard; other sizes as they are."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def is_fused_operator(function: Any) -> bool | None:
+    """True for an operator of a library or one that holds functions, False for one of PyTorch, None for functions."""
+    if isinstance(function, torch._ops.HigherOrderOperator):
+        return True
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(function).split(".")[0] not in ("aten", "prims")
+    return None
+
+
 def is_always_true(condition: bool | torch.SymBool) -> bool:
     """False if a condition on open lengths may be false; no guard. Without it: such lengths are fixed by an export."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
@@ -261,6 +310,16 @@ def cudnn_attention(
 
 
 Pair = tuple[Any, Any]  # of queries and keys, or before and after
+
+
+# Parameters of the kernels above after query, key and value, by the names of `F.scaled_dot_product_attention`; "" for
+# others. Without it: compiled layers of regard run as they are written while they are watched.
+KERNEL_PARAMETERS: dict[Any, tuple[str, ...]] = {
+    torch._scaled_dot_product_flash_attention_for_cpu: ("dropout_p", "is_causal"),
+    torch._scaled_dot_product_flash_attention: ("dropout_p", "is_causal", ""),
+    torch._scaled_dot_product_efficient_attention: ("attn_mask", "", "dropout_p", "is_causal"),
+    torch._scaled_dot_product_cudnn_attention: ("attn_mask", "", "dropout_p", "is_causal", ""),
+}
 
 
 def flash_varlen(

@@ -153,6 +153,7 @@ def capture(
     first = FirstCall(original)
     recording = first.recording() if audit else nullcontext()
     with intercept(model, recorder, interpreter, layout) as mode, note_silent_layers(mode, recorder), recording:
+        mode.needs_modules = mode.needs_modules or audit
         diagnostics.warn_scripted(mode)
         yield tape
     recorder.close()

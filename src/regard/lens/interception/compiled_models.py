@@ -1,26 +1,39 @@
-"""Intercept compiled modules: while a mode is open, a module under torch.compile runs as it is written.
+"""Intercept compiled modules: while a mode is open, their graphs show it each attention call, or they run as written.
 
 What
-    A compiled module keeps the function that runs it compiled in one of its attributes. Within the block a `_Watched`
-    stands there. It calls the module as it is written for threads whose calls a mode intercepts, and the compiled
-    function for all others.
+    A compiled module keeps the function that runs it compiled in one of its attributes. Within the block a
+    `_WatchedModule` stands there. For threads whose calls a mode intercepts it runs the module by graphs of its own, in
+    which an operator beside each attention call reports it (`compiled_graphs`); for all others it calls the compiled
+    function.
+
+How it flows
+    The module is compiled once more, by its own backend, whole or not at all. If the compiler cannot record it as one
+    graph, if the graph may hold attention that no operator shows, or if a mode needs more than the calls, the module
+    runs as it is written, and hooks and function modes see it as any other.
 
 Lifetimes
     The compiled function is put back when the last mode closes. PyTorch keeps its graphs with it, so the model runs
-    after the block what it ran before, and compiles nothing again.
+    after the block what it ran before, and compiles nothing again. The watched graphs are kept as long as the module,
+    for the next block. Both have code objects of their own, so neither counts for the recompilation limit of the other.
 """
 
 from __future__ import annotations
 
 import threading
+import types
+import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
-from torch import nn
-from torch.compiler import is_compiling
+import torch
+from torch import fx, nn
+from torch.compiler import is_dynamo_compiling
 
 from ... import torch_internals
+from ..layer_names import named_modules
+from .compiled_graphs import WatchedCall, report_calls_to, watch_calls
 
 
 class CompiledMode(Protocol):
@@ -28,6 +41,15 @@ class CompiledMode(Protocol):
 
     def intercepts(self, module: nn.Module) -> bool:
         """True if calls of the module in this thread are intercepted."""
+
+    def can_watch_graphs(self) -> bool:
+        """True if attention calls are all that the mode needs from a module."""
+
+    def watched_run(self, module: nn.Module) -> Any:
+        """Return a context for one run of a compiled module."""
+
+    def observe_graph(self, module: nn.Module, call: WatchedCall) -> None:
+        """Hand over an attention call that a module makes in a graph."""
 
 
 @contextmanager
@@ -47,35 +69,211 @@ def compiled_modules_seen(mode: CompiledMode, modules: Collection[nn.Module]) ->
                     each.restore()
 
 
+class _Running(threading.local):
+    """The compiled modules that run watched in this thread, the innermost last, and the modes that watch them."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[_WatchedModule, list[CompiledMode]]] = []
+
+
 _LOCK = threading.Lock()
+_RUNNING = _Running()
 
 
-def _watch(module: nn.Module) -> _Watched | None:
+class LensHook(partial[None]):
+    """A hook of a mode; in a copy or a pickle of the model it is a function of Python that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments
+
+
+def is_watched_trace() -> bool:
+    """True while the compiler records a graph that will be watched."""
+    return bool(_RUNNING.runs)
+
+
+def _hide_hooks() -> bool:
+    """Take the hooks of modes off the running module, so that no graph depends on them."""
+    module, _ = _RUNNING.runs[-1]
+    module.hide_hooks()
+    return True
+
+
+for _function in (is_watched_trace, _hide_hooks):  # the compiler calls them once, while it records a graph
+    setattr(_function, torch_internals.CONSTANT_WHEN_TRACED, True)
+
+
+def _watch(module: nn.Module) -> _WatchedModule | None:
     """Return what stands for the compiled function of a module; None if the module is not compiled."""
     if (slot := torch_internals.compiled_slot(module)) is None:
         return None
     attributes, name = slot
     found = attributes[name]
-    if not isinstance(found, _Watched):
-        found = attributes[name] = _Watched(module, attributes, name)
+    if not isinstance(found, _WatchedModule):
+        original, compiled = torch_internals.original_module(module), attributes[name]
+        graphs = _GRAPHS.get(original)
+        if graphs is None or graphs.compiled() is not compiled:
+            graphs = _GRAPHS[original] = _WatchedGraphs(weakref.ref(compiled), torch_internals.compiler_of(module))
+        found = attributes[name] = _WatchedModule(original, graphs, attributes, name)
     return found
 
 
-class _Watched:
-    """A compiled module that runs as it is written for the threads that a mode intercepts."""
+class _WatchedModule:
+    """A compiled module whose calls are seen in the threads that a mode intercepts."""
 
-    def __init__(self, module: nn.Module, attributes: dict[str, Any], name: str) -> None:
+    def __init__(self, module: nn.Module, graphs: _WatchedGraphs, attributes: dict[str, Any], name: str) -> None:
         self.modes: list[CompiledMode] = []
-        self._module = torch_internals.original_module(module)
+        self._module, self._graphs = module, graphs
         self._attributes, self._name = attributes, name
         self._compiled: Callable[..., Any] = attributes[name]
+        # Runs under way in all threads: by watched graphs, without hooks if they compile, or as written, with hooks.
+        self._watched = self._written = 0
+        self._changed = threading.Condition()
+        self._hidden: list[tuple[dict[int, Any], list[tuple[int, Any]]]] = []
+
+    @cached_property
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules within the compiled one by name, itself included."""
+        return named_modules(self._module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not any(mode.intercepts(self._module) for mode in tuple(self.modes)):
+        if is_dynamo_compiling():  # unlike `is_compiling`, False while another thread compiles
             return self._compiled(*args, **kwargs)
-        return torch_internals.run_as_written(self._module, *args, **kwargs)
+        modes = [mode for mode in tuple(self.modes) if mode.intercepts(self._module)]
+        if not modes:
+            return self._compiled(*args, **kwargs)
+        if self._graphs.refused is None and all(mode.can_watch_graphs() for mode in modes):
+            try:
+                return self._run_watched(modes, args, kwargs)
+            except NotCompiledError:
+                pass
+            except torch_internals.compiler_errors() as reason:
+                self._graphs.refused = str(reason)
+        return self._run_as_written(args, kwargs)
+
+    def _run_watched(self, modes: list[CompiledMode], args: Any, kwargs: Any) -> Any:
+        runs = _RUNNING.runs
+        with self._changed:
+            if self._written:
+                raise NotCompiledError
+            self._watched += 1
+        with ExitStack() as stack:
+            stack.callback(self._end_watched)
+            for mode in modes:
+                stack.enter_context(mode.watched_run(self._module))
+            runs.append((self, modes))
+            stack.callback(runs.pop)
+            return self._graphs.call(self._module, args, kwargs)
+
+    def hide_hooks(self) -> None:
+        """Take the hooks of modes off the modules until all watched runs end."""
+        with self._changed:
+            for part in self.parts.values():
+                for hooks in torch_internals.forward_hooks(part):
+                    items = list(hooks.items())
+                    for key, hook in items:
+                        if type(hook) is LensHook:
+                            del hooks[key]
+                    if len(hooks) < len(items):
+                        self._hidden.append((hooks, items))
+
+    def _end_watched(self) -> None:
+        with self._changed:
+            self._watched -= 1
+            while self._hidden and not self._watched:
+                hooks, items = self._hidden.pop()
+                hooks.clear()
+                hooks.update(items)
+            self._changed.notify_all()
+
+    def _run_as_written(self, args: Any, kwargs: Any) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._watched)
+            self._written += 1
+        try:
+            return torch_internals.run_as_written(self._module, *args, **kwargs)
+        finally:
+            with self._changed:
+                self._written -= 1
 
     def restore(self) -> None:
         """Put the compiled function back, unless the module has been compiled anew."""
         if self._attributes.get(self._name) is self:
             self._attributes[self._name] = self._compiled
+
+
+class _WatchedGraphs:
+    """The graphs of a compiled module in which attention calls are reported."""
+
+    def __init__(self, compiled: weakref.ref[Any], compiler: tuple[Any, bool | None] | None) -> None:
+        self.compiled = compiled  # the function that runs the module's own graphs
+        self.refused: str | None = None if compiler is not None else "its backend is unknown"
+        self._compiler = compiler
+        self._run: Callable[..., Any] | None = None
+
+    def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module by its watched graphs; compiles a graph if none fits."""
+        if self._run is None:
+            assert self._compiler is not None
+            backend, dynamic = self._compiler
+            kind: type = type(module)
+            self._run = torch.compile(_entry(kind), backend=WatchingCompiler(backend), fullgraph=True, dynamic=dynamic)
+        return self._run(module, args, kwargs)
+
+
+_GRAPHS: weakref.WeakKeyDictionary[nn.Module, _WatchedGraphs] = weakref.WeakKeyDictionary()
+
+
+class NotCompiledError(Exception):
+    """Watched graphs cannot run now: PyTorch did not compile them, or other threads run the module as written."""
+
+
+@cache
+def _entry(kind: type) -> Callable[..., Any]:
+    """Return a function that calls a module as it is written; modules of a class share its graphs, as they may."""
+    code = _call_module.__code__.replace(co_name=f"call_{kind.__name__}")
+    return types.FunctionType(code, globals())
+
+
+def _call_module(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    if not is_dynamo_compiling():  # PyTorch may call it without compiling it, as while another thread compiles
+        raise NotCompiledError
+    _hide_hooks()
+    return module._call_impl(*args, **kwargs)
+
+
+class WatchingCompiler:
+    """A backend of torch.compile that adds operators to each graph and passes it to another backend."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WatchingCompiler) and bool(self._backend == other._backend)
+
+    def __hash__(self) -> int:
+        return hash(WatchingCompiler)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the backend, such as a context in which it compiles."""
+        return getattr(self.__dict__["_backend"], name)
+
+    def __call__(self, graph: fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
+        running, _ = _RUNNING.runs[-1]
+        names = {id(part): name for name, part in running.parts.items()}
+        if not watch_calls(graph, names):
+            compiled: Callable[..., Any] = self._backend(graph, inputs, **options)
+            return compiled
+        watched = self._backend(graph, inputs, **options)
+        return lambda *given: watched(*given)[:-1]
+
+
+def _report(layer: str, call: WatchedCall) -> None:
+    """Hand an attention call of a graph to the modes that watch it."""
+    if _RUNNING.runs:
+        running, modes = _RUNNING.runs[-1]
+        for mode in modes:
+            mode.observe_graph(running.parts[layer], call)
+
+
+report_calls_to(_report)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, NoReturn
 
@@ -69,6 +69,8 @@ from ..recording.sampled_weights import SparseWeights
 from ..recording.store import Store, check_not_nested
 from ..recording.unseen import failure_reason
 from ..terms.interpret import Interpreter
+from .compiled_graphs import WatchedCall
+from .compiled_models import LensHook, is_watched_trace
 from .edge_proof import EdgeProofs, passes_messages
 from .func_transforms import UNSUPPORTED, unwrap_transforms
 from .intercepted import (
@@ -98,7 +100,7 @@ from .operator_plans import MAX_FAILURES, OTHERWISE, ClassFacts, OperatorLog, Op
 from .operator_watch import SDPA_OPERATOR, can_watch, set_watcher
 from .output_check import reproduces_output
 from .output_projection import projection_weight
-from .patching import KernelRun, is_active, remove_mode
+from .patching import KernelRun, inactive, is_active, remove_mode
 from .sdpa import SDPA, is_recompute_cheap, is_sdpa_original, run_sdpa, sdpa_kernel_call, sdpa_with_lse
 from .torch_multihead import merged_mask, project_inputs
 
@@ -129,6 +131,7 @@ class _ThreadState(threading.local):
         self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
         self.log: RunLog | None = None  # the calls of a module whose runs have plans
         self.operator_log: OperatorLog | None = None  # the operators of the same run
+        self.masks: dict[int, tuple[Tensor, Tensor]] = {}  # id -> a mask of the running graph, and a name of its own
         self.lesson: Lesson | None = None  # the calls of a module whose runs have no plan yet
         self.operators: OperatorRun | None = None  # a run that is recorded by its operators; the mode is off the stack
 
@@ -185,13 +188,6 @@ def observers_quiet() -> Iterator[None]:
         yield
 
 
-class _Hook(partial[None]):
-    """A hook of a mode; in a copy or a pickle of the model it is a function of Python that does nothing."""
-
-    def __reduce__(self) -> Any:
-        return getattr, (nullcontext(), "__exit__")  # takes any arguments
-
-
 class AttentionMode(TorchFunctionMode):
     """Hands every attention call of a model to a consumer.
 
@@ -216,6 +212,7 @@ class AttentionMode(TorchFunctionMode):
         self.parts, self.names, self.compiled_parts = _parts(model)
         self.ran = False
         self.called = False  # was the model itself called, and not just submodules?
+        self.needs_modules = False  # must every module run as it is written, with its hooks?
         self.compiled = False  # did an attention run inside a compiled function?
         self.flexed = False  # did flex_attention run inside a compiled function?
         self.layouts = NO_LAYOUTS if layout is None else GivenLayouts.parse(layout, self.names.values())
@@ -237,9 +234,9 @@ class AttentionMode(TorchFunctionMode):
         """Intercept within the block."""
         everywhere = self.recorder is not None and self.recorder.values  # any layer may hold an output projection
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
-        hooks = [self.model.register_forward_pre_hook(_Hook(self._begin))]
+        hooks = [self.model.register_forward_pre_hook(LensHook(self._begin))]
         if kinds:
-            hooks.append(self.model.register_forward_hook(_Hook(self._end), always_call=True))
+            hooks.append(self.model.register_forward_hook(LensHook(self._end), always_call=True))
         self._on = True
         _OPEN[self] = None
         opened = _OPENED.modes
@@ -252,8 +249,8 @@ class AttentionMode(TorchFunctionMode):
                 kind: type = type(module)
                 if kind in kinds and kind not in SCRIPTED:
                     entering = self._enter_attention if attends(kind) or multiplies(kind) else self._enter
-                    hooks.append(module.register_forward_pre_hook(_Hook(entering), with_kwargs=True))
-                    hooks.append(module.register_forward_hook(_Hook(self._leave), always_call=True))
+                    hooks.append(module.register_forward_pre_hook(LensHook(entering), with_kwargs=True))
+                    hooks.append(module.register_forward_hook(LensHook(self._leave), always_call=True))
             yield
         finally:
             self._on = False
@@ -821,7 +818,8 @@ class AttentionMode(TorchFunctionMode):
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
-            self.ran = self.called = True
+            if not is_watched_trace():
+                self.ran = self.called = True
         elif self.concerns(module):
             self.ran = self.called = self.here.in_model = True
             self.interpreter.begin_pass()
@@ -831,7 +829,8 @@ class AttentionMode(TorchFunctionMode):
             self.here.in_model = False
 
     def _enter_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.compiled = self.compiled or is_compiling()
+        if is_compiling() and not is_watched_trace():
+            self.compiled = True
         self._enter(module, args, kwargs)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -950,6 +949,55 @@ class AttentionMode(TorchFunctionMode):
     def intercepts(self, module: nn.Module) -> bool:
         """True if calls of the module in this thread are intercepted."""
         return self._has_part(module) and not self.here.silent
+
+    def can_watch_graphs(self) -> bool:
+        """True if the calls of attention alone are wanted, and no tensor with gradients or projection after them."""
+        recorder = self.recorder
+        return recorder is not None and not (recorder.values or recorder.gradients or self.needs_modules)
+
+    @contextmanager
+    def watched_run(self, module: nn.Module) -> Iterator[None]:
+        """Note that a compiled module runs within the block."""
+        self.interrupt_run()
+        here = self.here
+        self.ran = True
+        self.called = self.called or module is self.model
+        if not (here.in_model or here.parts):
+            self.interpreter.begin_pass()
+        try:
+            with inactive(self):  # a graph would be compiled again for an active mode
+                yield
+        finally:
+            here.masks.clear()
+
+    def observe_graph(self, module: nn.Module, call: WatchedCall) -> None:
+        """Hand over an attention call that a module makes in a compiled graph."""
+        here = self.here
+        if not self._on or here.silent or _PAUSED.count or is_recomputing():
+            return
+        if self.recorder is not None and self.recorder.keeps_tensors:  # the graph writes other tensors over them
+            call = call._replace(query=call.query.clone(), key=call.key.clone())
+        mask = call.attn_mask
+        if mask is not None:  # a graph may use the tensor again for another mask
+            mask = here.masks.setdefault(id(mask), (mask, mask.detach()))[1]
+        here.parts.append(module)
+        here.inputs.append(None)
+        try:
+            self._dot_product(
+                call.out,
+                None,
+                call.query,
+                call.key,
+                call.value,
+                mask,
+                call.dropout_p,
+                call.is_causal,
+                call.scale,
+                call.enable_gqa,
+            )
+        finally:
+            here.parts.pop()
+            here.inputs.pop()
 
     def concerns(self, module: nn.Module) -> bool:
         """True if calls from this thread belong to this mode.

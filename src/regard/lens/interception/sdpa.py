@@ -149,7 +149,7 @@ _LSE_SINK = _LseSink()
 
 
 def _hooked_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    if _LSE_SINK.calls is not None and not is_compiling():
+    if not is_compiling() and _LSE_SINK.calls is not None:
         _LSE_SINK.calls.append(sdpa_kernel_call(query, key, value, attn_mask, *args, **kwargs))
     if is_compiling() or (collected := _LSE_SINK.collected) is None:
         # Function modes know the original function; CausalBias compares with the patched name.

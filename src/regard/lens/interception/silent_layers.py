@@ -39,6 +39,7 @@ def note_silent_layers(mode: AttentionMode, recorder: Recorder) -> Iterator[None
         for part in mode.parts
         if (silences := _silences(part, mode.names))
     ]
+    mode.needs_modules = mode.needs_modules or bool(hooks)
     try:
         yield
     finally:

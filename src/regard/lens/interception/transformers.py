@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ...ops.terms.masks import Causal, Padding, Window
 from ...ops.terms.normalizers import SinkSoftmax
@@ -34,6 +35,7 @@ from ...ops.torch_state import is_traced
 from ..recording.observed import ObservedAttention
 from ..recording.recorder import HeldStep
 from ..terms.interpret import Interpreter
+from .compiled_models import is_watched_trace
 from .function_mode import AttentionMode, is_recomputing, run_resumed
 from .intercepted import HEADS_THIRD, replacement_of
 from .kernel_call import KernelCall
@@ -105,6 +107,8 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
 
     def get_interface(self: Any, attn_implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
         function, name = find(self, attn_implementation, default), attn_implementation or EAGER
+        if is_compiling() and is_watched_trace():
+            return function
 
         # Layers of transformers pass these arguments by the names that transformers uses.
         def attend(
@@ -198,7 +202,7 @@ def _noting_positions(find: Callable[..., Any]) -> Callable[..., Any]:
 
         def make(*args: Any, **kwargs: Any) -> Any:
             mask = function(*args, **kwargs)
-            if mask is not None and "q_offset" in kwargs and not is_traced():
+            if not is_traced() and mask is not None and "q_offset" in kwargs:
                 size = int(kwargs["q_length"]), int(kwargs["kv_length"])
                 for mode in tuple(_MODES):  # the call has no reference to its model, but runs in the same thread
                     mode.here.first_positions[size] = int(kwargs["q_offset"]) - int(kwargs.get("kv_offset", 0))

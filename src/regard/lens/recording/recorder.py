@@ -181,6 +181,11 @@ class Recorder:
         with self._lock:
             self.returned[layer] = function, size + self.returned.get(layer, ("", 0))[1]
 
+    @property
+    def keeps_tensors(self) -> bool:
+        """True if queries and keys are kept as the model computed them, without a copy."""
+        return self.keep is None and self.store.in_place
+
     def order_unseen(self, names: Iterable[str]) -> None:
         """Sort the notes by the order in which the model names its modules."""
         position = {name: n for n, name in enumerate(names)}

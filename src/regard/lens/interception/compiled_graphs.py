@@ -1,0 +1,265 @@
+"""Show the attention calls of a graph of torch.compile to the modes that watch it, without a graph break.
+
+What
+    `watch_calls` adds one operator of ours beside each call of a fused attention kernel. It takes the tensors of the
+    call and the name of its layer. The call itself stays as it is, so the kernel computes what it always computes.
+
+How it flows
+    PyTorch's compiler hands over each graph before it compiles it (`compiled_models.WatchingCompiler`). Every operator
+    takes the result of the one before it, and the last result is one more output of the graph: so none is dropped, and
+    their order is that of the calls. When the graph runs, each operator hands its call to the modes of the running
+    model (`compiled_models.RUNNING`).
+
+Limits
+    A graph that may hold attention of another kind raises `CannotWatch`: one with a softmax, with a product of
+    activations that depends on another one, with functions within functions, or with operators of other libraries. So
+    does one in which the dims of the heads are not certain.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from ... import torch_internals
+from ..eager.dim_origins import DimOrigins, join_dims
+from ..eager.head_layout import LayerEvidence, choose_layout
+from ..eager.matmul import MATMUL_NAMES
+from ..eager.op_rules import EXP_NAMES, SOFTMAX_NAMES
+from .sdpa import SDPA
+
+WEIGHT_NAMES = EXP_NAMES | {"exp2", "sigmoid", "relu", "elu", "softplus", "clamp_min", "log_softmax"}
+OTHER_ATTENTION = ("softmax", "attention", "attn", "multi_head", "transformer_encoder", "grid_sample")
+SDPA_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+OWN_LIBRARIES = ("torch", "_operator", "builtins", "math", "einops")  # modules whose functions attend by no other name
+
+
+class CannotWatch(Exception):
+    """The reason why the attention of a graph cannot be seen while it runs compiled."""
+
+
+class WatchedCall(NamedTuple):
+    """One attention call of a graph: the tensors and numbers that `F.scaled_dot_product_attention` takes."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+    out: Tensor
+
+
+Report = Callable[[str, WatchedCall], None]
+_REPORTS: list[Report] = []  # the function that gets the calls of all graphs
+
+
+def report_calls_to(report: Report) -> None:
+    """Pass each attention call of watched graphs to a function, with the name of its layer in the compiled module."""
+    _REPORTS[:] = [report]
+
+
+def _watch_call(
+    after: Tensor,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    layer: str,
+) -> Tensor:
+    for report in _REPORTS:
+        report(layer, WatchedCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, out))
+    return torch.empty_like(after)
+
+
+@cache
+def _operator() -> Any:
+    """The operator; a CUDA graph would replay its kernels without calling it, so it stays out of such graphs."""
+    tags = torch_internals.UNSAFE_IN_CUDA_GRAPHS
+    declared = torch.library.custom_op("regard::watch_call", _watch_call, mutates_args=(), tags=tags)
+    declared.register_fake(lambda after, *call: torch.empty_like(after))
+    return torch.ops.regard.watch_call.default
+
+
+def watch_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> bool:
+    """Add an operator beside each attention call, and one output to the graph; False if nothing in it attends.
+
+    `modules` has the names of the modules within the compiled module, by id.
+    """
+    calls = [node for node in graph.graph.nodes if _is_kernel(node)]
+    _check_all_known(graph)
+    if not calls:
+        return False
+    _check_heads_second(graph)
+    last: fx.Node | None = None
+    for call in calls:
+        layer, arguments = _layer_of(call, modules), _arguments(call)
+        last = _insert(graph.graph, call, last, arguments, layer)
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    output.args = ((*output.args[0], last),)
+    graph.recompile()
+    return True
+
+
+def _insert(graph: fx.Graph, call: fx.Node, after: fx.Node | None, arguments: dict[str, Any], layer: str) -> fx.Node:
+    """Add the operator behind a call; return its node."""
+    at = call
+
+    def add(method: Callable[..., fx.Node], target: Any, args: tuple[Any, ...]) -> fx.Node:
+        nonlocal at
+        with graph.inserting_after(at):
+            at = method(target, args)
+        return at
+
+    def as_kernel_input(x: Any) -> Any:
+        """Return a tensor as the kernel takes it, without gradients."""
+        if not isinstance(x, fx.Node):
+            return x
+        detached, device = add(graph.call_method, "detach", (x,)), _value(x).device.type
+        if _value(x).dtype == torch.float32 and torch.is_autocast_enabled(device):
+            return add(graph.call_method, "to", (detached, torch.get_autocast_dtype(device)))
+        return detached
+
+    first = after or add(graph.call_function, torch.zeros, ((1,),))
+    out = add(
+        graph.call_method,
+        "detach",
+        (call if call.target is SDPA else add(graph.call_function, operator.getitem, (call, 0)),),
+    )
+    return add(graph.call_function, _operator(), (first, out, *map(as_kernel_input, arguments.values()), layer))
+
+
+def _arguments(call: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a call of SDPA, in the order of its parameters; numbers must be known."""
+    arguments = _named_arguments(call.target, call.args, call.kwargs)
+    if any(isinstance(arguments[name], fx.Node) for name in SDPA_PARAMETERS[4:]):
+        raise CannotWatch("its numbers are computed")
+    arguments["dropout_p"] = float(arguments["dropout_p"])
+    return arguments
+
+
+def _named_arguments(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call of a kernel, named and ordered as for SDPA."""
+    defaults = dict(zip(SDPA_PARAMETERS[3:], (None, 0.0, False, None, kernel is not SDPA), strict=True))
+    names = SDPA_PARAMETERS[:3] + torch_internals.KERNEL_PARAMETERS.get(kernel, SDPA_PARAMETERS[3:])
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: given.get(name, defaults.get(name)) for name in SDPA_PARAMETERS}
+
+
+def _is_kernel(node: fx.Node) -> bool:
+    """Whether a node calls a kernel that can be watched."""
+    return node.target is SDPA or node.target in torch_internals.KERNEL_PARAMETERS
+
+
+def _value(node: Any) -> Tensor:
+    """Return the fake tensor that stands for a node."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor):
+        raise CannotWatch("its tensors are unknown")
+    return value
+
+
+def _layer_of(call: fx.Node, modules: Mapping[int, str]) -> str:
+    """Return the name of the module that makes a call."""
+    known = [modules[key] for key in torch_internals.module_ids(call) if key in modules]
+    return known[-1] if known else ""
+
+
+def _check_heads_second(graph: fx.GraphModule) -> None:
+    """Raise if the queries, keys and values of a call of SDPA are not b h n d."""
+    origins, values = DimOrigins(), dict[fx.Node, Any]()
+    for node in graph.graph.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.get)
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+            values[node] = args[0][args[1]]
+            continue
+        values[node] = _stand_in(node.meta.get("example_value"))
+        if node.target is SDPA:
+            _check_layout(origins, *_named_arguments(SDPA, args, kwargs).values())
+        elif node.op in ("call_function", "call_method"):
+            function = getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
+            if function is getattr:  # x.mT
+                function = getattr(getattr(Tensor, args[1], None), "__get__", None)
+            origins.follow(function, args, kwargs, values[node])
+
+
+def _check_layout(origins: DimOrigins, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> None:
+    if not (query.ndim == key.ndim == value.ndim == 4):
+        raise CannotWatch(f"it calls the kernel with {query.ndim} dims")
+    known = [origins.origin_of(x).dims[:-2] for x in (query, key, value) if origins.get(x) is not None]
+    lead = query.shape[:2]
+    if not known or not lead == key.shape[:2] == value.shape[:2]:
+        return
+    choice = choose_layout(lead, join_dims(known), LayerEvidence())
+    if choice.guess is None and choice.layout != (lead, 1):
+        raise CannotWatch("the heads of its queries are not in dim 1")
+
+
+def _stand_in(value: Any) -> Any:
+    """Return a tensor without memory of the shape of a traced one, whose open sizes are those of the first call."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_stand_in, value)) if type(value) in (tuple, list) else tuple(map(_stand_in, value))
+    if isinstance(value, torch.SymInt):
+        return torch_internals.size_hint(value)
+    if not isinstance(value, Tensor):
+        return value
+    x = torch.empty([torch_internals.size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+    return nn.Parameter(x, value.requires_grad) if isinstance(value, nn.Parameter) else x
+
+
+def _check_all_known(graph: fx.GraphModule) -> None:
+    """Raise if something in a graph may attend beside the calls of SDPA."""
+    fixed: set[fx.Node] = set()  # parameters, buffers, and tensors that depend on them alone
+    depends: set[fx.Node] = set()  # nodes that depend on a product of activations, or on a function that makes weights
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            if node.op == "get_attr" or any(kind in node.name for kind in ("_parameters_", "_buffers_")):
+                fixed.add(node)
+            continue
+        if node.op not in ("call_function", "call_method"):
+            continue
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
+        name = str(name).lower()
+        if not _is_kernel(node):
+            _check_function(node, name)
+        inputs = node.all_input_nodes
+        if inputs and all(each in fixed for each in inputs):
+            fixed.add(node)
+            continue
+        is_product = name in MATMUL_NAMES and sum(each not in fixed for each in _tensors(node)) > 1
+        if is_product and any(each in depends for each in inputs):
+            raise CannotWatch("a product of activations depends on another one, or on weights")
+        if not _is_kernel(node) and (is_product or name in WEIGHT_NAMES or any(each in depends for each in inputs)):
+            depends.add(node)
+
+
+def _tensors(node: fx.Node) -> Iterator[fx.Node]:
+    """Return the inputs of a node that are tensors; one that is given twice counts twice."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return (each for each in found if isinstance(each.meta.get("example_value"), Tensor))
+
+
+def _check_function(node: fx.Node, name: str) -> None:
+    """Raise if a function may attend, or may hold other functions."""
+    if name in SOFTMAX_NAMES or (name != "log_softmax" and any(word in name for word in OTHER_ATTENTION)):
+        raise CannotWatch(f"it calls {name}")
+    if node.op == "call_method":
+        return
+    is_foreign = torch_internals.is_fused_operator(node.target)
+    if is_foreign is None:
+        is_foreign = str(getattr(node.target, "__module__", None) or "torch").split(".")[0] not in OWN_LIBRARIES
+    if is_foreign:
+        raise CannotWatch(f"it calls {name}")

@@ -1,0 +1,308 @@
+"""Graphs of torch.compile show their attention calls, and graphs with other attention do not run watched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard.lens.interception.compiled_models as compiled_models
+from regard import Causal, Padding
+from regard.lens import Monitor, capture
+from regard.models import Gpt, GptConfig
+from regard.nn import Attention
+from tests.lens.sdpa_layers import D, H, Layer, Stack, tokens
+
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("dynamo")]
+
+
+def graphs() -> int:
+    """The number of graphs that were compiled since the last reset."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def refusal(model: nn.Module) -> str | None:
+    """The reason why a module has no watched graphs; None if it has."""
+    return compiled_models._GRAPHS[model].refused
+
+
+def aot(model: nn.Module, **options) -> nn.Module:
+    return torch.compile(model, backend="aot_eager", fullgraph=True, **options)
+
+
+class Masked(nn.Module):
+    """SDPA under a mask of numbers, with fewer heads for keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer(kv_heads=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(x.shape[1], x.shape[1]).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, -1e9)
+        return self.layer(x, attn_mask=mask)
+
+
+class Multi(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, H, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+FUSED = {
+    "sdpa": Stack,
+    "masked": Masked,
+    "ours": lambda: nn.Sequential(Attention(D, H, mask=Causal()), Attention(D, H)),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", FUSED)
+def test_the_graph_is_compiled_once_and_its_output_is_that_of_the_plain_graph(name, trains):
+    model, x = FUSED[name]().train(trains), tokens()
+    with torch.set_grad_enabled(trains):
+        with capture(model) as expected:
+            model(x)
+        compiled = aot(model)
+        plain, count = compiled(x), graphs()
+        for _ in range(2):
+            with capture(compiled) as tape:
+                watched = compiled(x)
+            assert torch.equal(watched, plain)
+            assert graphs() == count + 1
+            assert list(tape) == list(expected)
+            for key, A in tape.items():
+                assert type(A.call.mask) is type(expected[key].call.mask)
+                torch.testing.assert_close(A.dense(), expected[key].dense())
+        assert torch.equal(compiled(x), plain)
+        assert graphs() == count + 1
+    assert refusal(model) is None
+
+
+def test_gradients_are_those_of_the_plain_graph_to_the_bit():
+    model, x, found = Stack(), tokens(), []
+    compiled = aot(model)
+    for watches in (False, True):
+        model.zero_grad()
+        with capture(compiled) if watches else torch.enable_grad():
+            compiled(x).square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+@torch.no_grad()
+def test_other_lengths_and_open_lengths_are_seen():
+    model = Stack()
+    compiled = aot(model)
+    for n in (5, 7, 9, 11):
+        x = tokens(n)
+        plain = compiled(x)
+        with capture(compiled) as tape:
+            assert torch.equal(compiled(x), plain)
+        assert len(tape) == 3
+        assert tape[2].shape == (2, H, n, n)
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_a_monitor_of_measures_keeps_no_tensors():
+    model, x = Stack().train(), tokens()
+    compiled, histories = aot(model), []
+    with torch.enable_grad():
+        for watched in (model, compiled):
+            with (monitor := Monitor(watched, every=1)):
+                watched(x).sum().backward()
+            histories.append(monitor.history["entropy"])
+    torch.testing.assert_close(histories[1], histories[0])
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_options_of_a_capture_hold_in_a_graph(tmp_path):
+    model, x = Stack(), tokens()
+    compiled = aot(model)
+    with capture(model) as expected:
+        model(x)
+    with capture(compiled, layers="layers.1", heads=[2]) as tape:
+        compiled(x)
+    assert tape.layers == ["layers.1"]
+    torch.testing.assert_close(tape[0].dense(), expected["layers.1"].dense()[:, [2]])
+    with capture(compiled, keep=["entropy"]) as tape:
+        compiled(x)
+    torch.testing.assert_close(tape[1].entropy(), expected[1].entropy())
+    with capture(compiled, to=tmp_path) as tape:
+        compiled(x)
+    torch.testing.assert_close(tape[1].dense(), expected[1].dense())
+    with pytest.raises(MemoryError, match=r"layers\.0"), capture(compiled, budget="1KB"):
+        compiled(x)
+    assert refusal(model) is None
+    with capture(compiled, values=True) as tape:  # the projection follows the call, outside of what a graph shows
+        compiled(x)
+    assert tape.extras("layers.0").v.shape == (2, H, 9, D // H)
+
+
+@torch.no_grad()
+def test_autocast_gives_the_tensors_of_the_kernel():
+    model, x = Stack(), tokens()
+    compiled = aot(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        with capture(model) as expected:
+            model(x)
+        with capture(compiled) as tape:
+            compiled(x)
+    assert tape[0].call.q.dtype == expected[0].call.q.dtype == torch.bfloat16
+    torch.testing.assert_close(tape[0].dense(), expected[0].dense())
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_what_runs_as_written_in_the_block_is_seen_too():
+    model, x = Stack(), tokens()
+    compiled = aot(model)
+    with capture(compiled) as tape:
+        compiled(x)
+        model(x)
+        compiled.layers[0](x)
+        compiled(x)
+    assert [call for layer, call in tape if layer == "layers.0"] == [0, 1, 2, 3]
+    assert [call for layer, call in tape if layer == "layers.1"] == [0, 1, 2]
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_blocks_of_a_class_share_their_watched_graph():
+    model, x = Stack(), tokens()
+    for layer in model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    plain, count = model(x), graphs()
+    for _ in range(2):
+        with capture(model) as tape:
+            assert torch.equal(model(x), plain)
+        assert tape.layers == ["layers.0", "layers.1", "layers.2"]
+        assert graphs() == count + 1
+    assert torch.equal(model(x), plain)
+
+
+class HeadsFirst(nn.Module):
+    """SDPA over tensors h b n d."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = F.linear(x, torch.eye(D)).unflatten(-1, (H, -1)).permute(2, 0, 1, 3)
+        return F.scaled_dot_product_attention(q, q, q).permute(1, 2, 0, 3).flatten(2)
+
+
+class ThreeDims(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class Exponentials(nn.Module):
+    """Attention by exp and sums, after one by the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        weights = torch.exp(x @ x.mT / 9)
+        return weights @ x / weights.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("build", "reason", "layers"),
+    [
+        (HeadsFirst, "heads of its queries are not in dim 1", [""]),
+        (ThreeDims, "3 dims", [""]),
+        (Exponentials, "depends on another one, or on weights", ["layer", ""]),
+        (lambda: nn.TransformerEncoderLayer(D, H, batch_first=True).eval(), "transformer_encoder_layer", ["self_attn"]),
+        (Multi, "multi_head_attention_forward", ["attention"]),
+        (lambda: nn.Sequential(Layer(), nn.Softmax(-1)), "it calls softmax", ["0"]),
+    ],
+)
+def test_a_graph_that_may_hold_other_attention_runs_as_written(build, reason, layers):
+    model, x = build(), tokens()
+    with capture(model) as expected:
+        model(x)
+    compiled = aot(model)
+    compiled(x)
+    for _ in range(2):
+        with capture(compiled) as tape:
+            compiled(x)
+        assert tape.layers == layers
+        for key, A in tape.items():
+            torch.testing.assert_close(A.dense(), expected[key].dense())
+    assert reason in refusal(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_inductor_compiles_the_watched_graph(mode):
+    model = Gpt(GptConfig.llama(vocabulary=60, dim=32, depth=1, heads=4)).eval()
+    ids = torch.randint(0, 60, (2, 9))
+    with capture(model) as expected:
+        model(ids)
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    plain = compiled(ids)
+    with capture(compiled) as tape:
+        watched = compiled(ids)
+    assert torch.equal(watched, plain)
+    assert torch.equal(compiled(ids), plain)
+    torch.testing.assert_close(tape[0].dense(), expected[0].dense())
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_padding_is_a_term():
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Layer()
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            return self.layer(x, attn_mask=keep[:, None, None])
+
+    model, keep = Padded(), torch.arange(9) < torch.tensor([[9], [6]])
+    compiled = aot(model)
+    compiled(tokens(), keep)
+    with capture(compiled) as tape:
+        compiled(tokens(), keep)
+        compiled(tokens(), keep.flip(0))
+    assert isinstance(tape["layer", 0].call.mask, Padding)
+    assert torch.count_nonzero(tape["layer", 0].dense()[1, ..., 6:]) == 0
+    assert torch.count_nonzero(tape["layer", 1].dense()[0, ..., 6:]) == 0
+
+
+ARCHITECTURES = """
+albert apertus arcee aya_vision bert biogpt camembert clip_text_model clip_vision_model cohere cohere2 data2vec-text
+deit dinov2 distilbert electra ernie eurobert exaone4 falcon gemma gemma3_text glm glm4 gpt2 gpt_neox granite helium
+ijepa llama marian ministral3 mistral modernbert olmo olmo2 opt qwen2 qwen3 t5
+""".split()  # noqa: SIM905
+AS_WRITTEN = {"t5"}  # its own softmax
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_of_transformers_is_captured_compiled(name):
+    pytest.importorskip("transformers")
+    from tests.lens.test_architectures import CONFIG_MAPPING, fused, inputs, small
+
+    config = small(CONFIG_MAPPING[name])
+    model = fused(config)
+    given = inputs(model, config)
+    with capture(model) as expected:
+        plain = model(**given)[0]
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with capture(compiled) as tape:
+        watched = compiled(**given)[0]
+    assert torch.equal(watched, plain)
+    assert list(tape) == list(expected)
+    assert not tape.unseen
+    for key, A in tape.items():
+        torch.testing.assert_close(A.dense(), expected[key].dense(), atol=2e-5, rtol=2e-5)
+    assert (refusal(model) is not None) == (name in AS_WRITTEN)
