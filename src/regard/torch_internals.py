@@ -70,9 +70,14 @@ def hook_tables(module: nn.Module) -> list[Any]:
     return [table for name in HOOK_TABLES if (table := vars(module).get(name)) is not None]
 
 
-def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The hooks of a module before and after its forward. Without it: watched models are compiled in each block."""
-    return module._forward_pre_hooks, module._forward_hooks
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], list[dict[int, Any]]]:
+    """The hooks of a module around its forward by number, and all tables that hold these numbers.
+
+    Without it: watched models are compiled in each block.
+    """
+    hooks = {**module._forward_pre_hooks, **module._forward_hooks}
+    flags = module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called
+    return hooks, [module._forward_pre_hooks, module._forward_hooks, *flags]
 
 
 # --- Tracing and transforms -------------------------------------------------------------------------------------------
@@ -195,6 +200,13 @@ def compiler_of(module: nn.Module) -> tuple[Any, bool | None] | None:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     return None if not callable(backend) else (backend, getattr(context, "_dynamic", None))
+
+
+def records_cuda_graphs(backend: Any) -> bool:
+    """Whether a backend records CUDA graphs, as by mode="reduce-overhead"."""
+    known = getattr(backend, "config", None)
+    asked = known.get("triton.cudagraphs") if isinstance(known, dict) else None
+    return bool(asked) or "cudagraph" in str(getattr(backend, "compiler_name", backend)).lower()
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:

@@ -14,8 +14,9 @@ from regard.lens import CaptureWarning, KernelCall, capture, register_kernel
 from regard.lens.interception.known_mixers import KNOWN
 
 from .form import AUDIT, CHANGED, REFUSED, SEEN, TERMS, WEIGHTS, Form, by, kept, softmax_of_dots
-from .left_out import CLASSES, wrong_kernel
-from .seen import own_kernel
+from .left_out import CLASSES, MIXERS, wrong_kernel
+from .seen import COMPILED as COMPILED_MODELS
+from .seen import TRANSFORMERS, own_kernel
 from .tables import BEGIN, END, FORMS, PAGES, replaced, short_table, whole_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -80,6 +81,23 @@ def test_capture_does_what_the_table_says(form, build, request):
     if form.library is not None:
         request.getfixturevalue(form.library)
     assert_holds(form, build())
+
+
+COMPILED = [
+    pytest.param(form, form.examples[0], id=form.name)
+    for form in FORMS
+    if form.outcome not in (AUDIT, REFUSED) and form.family not in (MIXERS, TRANSFORMERS, COMPILED_MODELS)
+]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("form", "build"), COMPILED)
+def test_a_compiled_form_is_seen_or_listed_as_the_form_is(form, build, request):
+    if form.library is not None:
+        request.getfixturevalue(form.library)
+    example = build()
+    example.model = torch.compile(example.model, backend="eager")
+    assert_holds(form, example)
 
 
 def assert_holds(form, example):

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 import tests.lens.tiny_transformers as zoo
-from regard.lens import capture
+from regard.lens import Scale, capture, edit
 from tests.lens.eager_weights import CLOSE, SEQ2SEQ, assert_same, eager_weights, inputs_of, scale_of
 
 GENERATION = [
@@ -41,6 +41,34 @@ def test_rows_of_each_new_token_join_the_tape(build, implementation, side, how):
     # The last token is written, never read, unless the finished beams were replayed whole.
     sequences = watched if "num_beams" in how else watched[:, :-1]
     assert_same(tape, *whole_pass(build, inputs, sequences))
+
+
+@pytest.mark.compiled
+@pytest.mark.usefixtures("dynamo")
+def test_a_generation_that_compiles_its_steps_is_captured_and_edited():
+    from transformers import CompileConfig
+
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True
+    model, ids = zoo.made(zoo.llama), zoo.ids()
+    asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    with capture(model) as expected, edit(model, {"*": Scale(0, 0)}):
+        edited = model.generate(ids, disable_compile=True, **asked)
+    with capture(model) as expected:
+        plain = model.generate(ids, disable_compile=True, **asked)
+    asked["compile_config"] = config
+    assert torch.equal(model.generate(ids, **asked), plain)
+    count = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with capture(model) as tape:
+        assert torch.equal(model.generate(ids, **asked), plain)
+    assert not tape.unseen
+    for key, A in tape.items():
+        torch.testing.assert_close(A.dense(), expected[key].dense())
+    with edit(model, {"*": Scale(0, 0)}):
+        assert torch.equal(model.generate(ids, **asked), edited)
+    assert torch.equal(model.generate(ids, **asked), plain)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == count
+    assert "get_compiled_call" not in vars(model)
 
 
 @pytest.mark.parametrize("how", [{"eos_token_id": -1}, {"generation_config": True}], ids=["argument", "config"])

@@ -184,6 +184,7 @@ class Editor:
         if all(each.is_frozen for each in found) or not any(each.is_frozen for each in found):
             yield
             return
+        mode.needs_modules = True
         frozen = [pattern for pattern, edits in self.edits.items() if any(each.is_frozen for each in edits)]
         here = self._here
 

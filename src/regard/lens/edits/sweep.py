@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...checks import check_int
 from ...torch_internals import tree_leaves
 from ..capture_warning import CaptureWarning
+from ..interception.compiled_models import only_as_written
 from ..interception.intercept import intercept
 from ..layer_names import shown_name
 from ..tape.annotations import Tokens, TokensByLayer
@@ -88,7 +89,7 @@ def sweep(
         if any(one.is_frozen for found in each.values() for one in found):
             raise ValueError(f"Freeze runs the model once more for each of the edits {label!r}; write From(tape)")
     run = _Run(model, inputs)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), only_as_written():
         recorder = PrefixRecorder(
             lambda layer: any(is_meant(layer, each) for given in checked.values() for each in given)
         )

@@ -3,6 +3,7 @@
 What
     `watch_calls` adds one operator of ours beside each call of a fused attention kernel. It takes the tensors of the
     call and the name of its layer. The call itself stays as it is, so the kernel computes what it always computes.
+    `replace_calls` puts another operator in place of each call, whose output the modes may change.
 
 How it flows
     PyTorch's compiler hands over each graph before it compiles it (`compiled_models.WatchingCompiler`). Every operator
@@ -18,12 +19,14 @@ Limits
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ... import torch_internals
@@ -32,10 +35,14 @@ from ..eager.head_layout import LayerEvidence, choose_layout
 from ..eager.matmul import MATMUL_NAMES
 from ..eager.op_rules import EXP_NAMES, SOFTMAX_NAMES
 from .sdpa import SDPA
+from .torch_multihead import merged_mask, project_inputs
 
 WEIGHT_NAMES = EXP_NAMES | {"exp2", "sigmoid", "relu", "elu", "softplus", "clamp_min", "log_softmax"}
 OTHER_ATTENTION = ("softmax", "attention", "attn", "multi_head", "transformer_encoder", "grid_sample")
 SDPA_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+KERNELS = frozenset((SDPA, *torch_internals.KERNEL_PARAMETERS))
+MULTI_HEAD = F.multi_head_attention_forward
+MULTI_HEAD_PARAMETERS = tuple(inspect.signature(MULTI_HEAD).parameters)
 OWN_LIBRARIES = ("torch", "_operator", "builtins", "math", "einops")  # modules whose functions attend by no other name
 
 
@@ -54,15 +61,15 @@ class WatchedCall(NamedTuple):
     is_causal: bool
     scale: float | None
     enable_gqa: bool
-    out: Tensor
+    out: Tensor | Callable[[], Tensor]  # what the kernel returned, or a function that runs it
 
 
-Report = Callable[[str, WatchedCall], None]
+Report = Callable[[str, WatchedCall], Tensor | None]
 _REPORTS: list[Report] = []  # the function that gets the calls of all graphs
 
 
 def report_calls_to(report: Report) -> None:
-    """Pass each attention call of watched graphs to a function, with the name of its layer in the compiled module."""
+    """Pass each attention call of graphs to a function, with the name of its layer; it may return another output."""
     _REPORTS[:] = [report]
 
 
@@ -84,13 +91,41 @@ def _watch_call(
     return torch.empty_like(after)
 
 
+def _change_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    layer: str,
+) -> Tensor:
+    def run() -> Tensor:
+        return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    call = WatchedCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, run)
+    changed = _REPORTS[0](layer, call)
+    out, declared = run() if changed is None else changed, _empty_output(query, key, value)
+    return out if out.stride() == declared.stride() else declared.copy_(out)
+
+
+def _empty_output(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    """Return memory for the output of a call, laid out as kernels lay it out: b n h e, seen as b h n e."""
+    b, h, n, _ = query.shape
+    return query.new_empty(b, n, h, value.shape[-1]).transpose(1, 2)
+
+
 @cache
-def _operator() -> Any:
-    """The operator; a CUDA graph would replay its kernels without calling it, so it stays out of such graphs."""
+def _operators() -> tuple[Any, Any]:
+    """The two operators; no CUDA graph may hold them, since it would replay their kernels without calling them."""
     tags = torch_internals.UNSAFE_IN_CUDA_GRAPHS
-    declared = torch.library.custom_op("regard::watch_call", _watch_call, mutates_args=(), tags=tags)
-    declared.register_fake(lambda after, *call: torch.empty_like(after))
-    return torch.ops.regard.watch_call.default
+    watch = torch.library.custom_op("regard::watch_call", _watch_call, mutates_args=(), tags=tags)
+    watch.register_fake(lambda after, *call: torch.empty_like(after))
+    change = torch.library.custom_op("regard::change_call", _change_call, mutates_args=(), tags=tags)
+    change.register_fake(_empty_output)
+    return torch.ops.regard.watch_call.default, torch.ops.regard.change_call.default
 
 
 def watch_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> bool:
@@ -98,56 +133,96 @@ def watch_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> bool:
 
     `modules` has the names of the modules within the compiled module, by id.
     """
-    calls = [node for node in graph.graph.nodes if _is_kernel(node)]
-    _check_all_known(graph)
+    calls = _known_calls(graph, (*KERNELS, MULTI_HEAD))
     if not calls:
         return False
-    _check_heads_second(graph)
     last: fx.Node | None = None
     for call in calls:
-        layer, arguments = _layer_of(call, modules), _arguments(call)
-        last = _insert(graph.graph, call, last, arguments, layer)
+        add = _Inserter(graph.graph, call)
+        arguments = _multi_head_arguments(add, call) if call.target is MULTI_HEAD else _arguments(add, call)
+        first = last or add.function(torch.zeros, (1,))
+        out = call if call.target is SDPA else add.function(operator.getitem, call, 0)
+        last = add.function(_operators()[0], first, add.method("detach", out), *arguments, _layer_of(call, modules))
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     output.args = ((*output.args[0], last),)
     graph.recompile()
     return True
 
 
-def _insert(graph: fx.Graph, call: fx.Node, after: fx.Node | None, arguments: dict[str, Any], layer: str) -> fx.Node:
-    """Add the operator behind a call; return its node."""
-    at = call
+def replace_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> None:
+    """Put an operator in place of each attention call; its output has no gradients."""
+    for call in _known_calls(graph, KERNELS):
+        add = _Inserter(graph.graph, call)
+        changed = add.function(_operators()[1], *_arguments(add, call), _layer_of(call, modules))
+        old = [call] if call.target is SDPA else [node for node in call.users if node.args[1:] == (0,)]
+        for node in old:
+            node.replace_all_uses_with(changed)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
-    def add(method: Callable[..., fx.Node], target: Any, args: tuple[Any, ...]) -> fx.Node:
-        nonlocal at
-        with graph.inserting_after(at):
-            at = method(target, args)
-        return at
 
-    def as_kernel_input(x: Any) -> Any:
-        """Return a tensor as the kernel takes it, without gradients."""
+def _known_calls(graph: fx.GraphModule, known: Collection[Any]) -> list[fx.Node]:
+    """Return the calls of known functions in a graph; raise if it may hold other attention."""
+    calls = [node for node in graph.graph.nodes if node.target in known]
+    _check_all_known(graph, set(calls))
+    if calls:
+        _check_heads_second(graph)
+    return calls
+
+
+class _Inserter:
+    """Inserts nodes into a graph, each behind the one before it."""
+
+    def __init__(self, graph: fx.Graph, at: fx.Node) -> None:
+        self._graph, self._at = graph, at
+
+    def function(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        with self._graph.inserting_after(self._at):
+            self._at = self._graph.call_function(function, args, kwargs)
+        return self._at
+
+    def method(self, name: str, *args: Any) -> fx.Node:
+        with self._graph.inserting_after(self._at):
+            self._at = self._graph.call_method(name, args)
+        return self._at
+
+    def kernel_input(self, x: Any) -> Any:
+        """Return a tensor as the kernel takes it, without gradients; numbers as they are."""
         if not isinstance(x, fx.Node):
             return x
-        detached, device = add(graph.call_method, "detach", (x,)), _value(x).device.type
-        if _value(x).dtype == torch.float32 and torch.is_autocast_enabled(device):
-            return add(graph.call_method, "to", (detached, torch.get_autocast_dtype(device)))
+        device, is_float = _value(x).device.type, _value(x).dtype == torch.float32
+        detached = self.method("detach", x)
+        if is_float and torch.is_autocast_enabled(device):
+            return self.method("to", detached, torch.get_autocast_dtype(device))
         return detached
 
-    first = after or add(graph.call_function, torch.zeros, ((1,),))
-    out = add(
-        graph.call_method,
-        "detach",
-        (call if call.target is SDPA else add(graph.call_function, operator.getitem, (call, 0)),),
-    )
-    return add(graph.call_function, _operator(), (first, out, *map(as_kernel_input, arguments.values()), layer))
 
-
-def _arguments(call: fx.Node) -> dict[str, Any]:
-    """Return the arguments of a call of SDPA, in the order of its parameters; numbers must be known."""
+def _arguments(add: _Inserter, call: fx.Node) -> list[Any]:
+    """Return the arguments of a call of a kernel, in the order of SDPA's parameters; numbers must be known."""
     arguments = _named_arguments(call.target, call.args, call.kwargs)
     if any(isinstance(arguments[name], fx.Node) for name in SDPA_PARAMETERS[4:]):
         raise CannotWatch("its numbers are computed")
     arguments["dropout_p"] = float(arguments["dropout_p"])
-    return arguments
+    return [add.kernel_input(x) for x in arguments.values()]
+
+
+def _multi_head_arguments(add: _Inserter, call: fx.Node) -> list[Any]:
+    """Return the same for a call of `F.multi_head_attention_forward`, whose inputs are projected once more."""
+    given: dict[str, Any] = {**dict(zip(MULTI_HEAD_PARAMETERS, call.args, strict=False)), **call.kwargs}
+    tensors = add.function(_multi_head_tensors, *call.args, **call.kwargs)
+    inputs = [add.method("detach", add.function(operator.getitem, tensors, n)) for n in range(3)]
+    has_mask = given.get("attn_mask") is not None or given.get("key_padding_mask") is not None
+    mask = add.method("detach", add.function(operator.getitem, tensors, 3)) if has_mask else None
+    dropout = float(given["dropout_p"]) if given.get("training", True) else 0.0
+    return [*inputs, mask, dropout, False, None, False]
+
+
+def _multi_head_tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return queries, keys, values and the mask of a call of `F.multi_head_attention_forward`."""
+    bound = inspect.signature(MULTI_HEAD).bind(*args, **kwargs)
+    bound.apply_defaults()
+    q, k, v = project_inputs(bound.arguments)
+    return q, k, v, merged_mask(bound.arguments, k.shape[2])
 
 
 def _named_arguments(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,11 +231,6 @@ def _named_arguments(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     names = SDPA_PARAMETERS[:3] + torch_internals.KERNEL_PARAMETERS.get(kernel, SDPA_PARAMETERS[3:])
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return {name: given.get(name, defaults.get(name)) for name in SDPA_PARAMETERS}
-
-
-def _is_kernel(node: fx.Node) -> bool:
-    """Whether a node calls a kernel that can be watched."""
-    return node.target is SDPA or node.target in torch_internals.KERNEL_PARAMETERS
 
 
 def _value(node: Any) -> Tensor:
@@ -219,8 +289,8 @@ def _stand_in(value: Any) -> Any:
     return nn.Parameter(x, value.requires_grad) if isinstance(value, nn.Parameter) else x
 
 
-def _check_all_known(graph: fx.GraphModule) -> None:
-    """Raise if something in a graph may attend beside the calls of SDPA."""
+def _check_all_known(graph: fx.GraphModule, known: set[fx.Node]) -> None:
+    """Raise if a graph may hold attention beside the known calls."""
     fixed: set[fx.Node] = set()  # parameters, buffers, and tensors that depend on them alone
     depends: set[fx.Node] = set()  # nodes that depend on a product of activations, or on a function that makes weights
     for node in graph.graph.nodes:
@@ -232,7 +302,7 @@ def _check_all_known(graph: fx.GraphModule) -> None:
             continue
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
         name = str(name).lower()
-        if not _is_kernel(node):
+        if node not in known:
             _check_function(node, name)
         inputs = node.all_input_nodes
         if inputs and all(each in fixed for each in inputs):
@@ -241,7 +311,7 @@ def _check_all_known(graph: fx.GraphModule) -> None:
         is_product = name in MATMUL_NAMES and sum(each not in fixed for each in _tensors(node)) > 1
         if is_product and any(each in depends for each in inputs):
             raise CannotWatch("a product of activations depends on another one, or on weights")
-        if not _is_kernel(node) and (is_product or name in WEIGHT_NAMES or any(each in depends for each in inputs)):
+        if node not in known and (is_product or name in WEIGHT_NAMES or any(each in depends for each in inputs)):
             depends.add(node)
 
 

@@ -28,12 +28,12 @@ from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.compiler import is_dynamo_compiling
 
 from ... import torch_internals
 from ..layer_names import named_modules
-from .compiled_graphs import WatchedCall, report_calls_to, watch_calls
+from .compiled_graphs import WatchedCall, replace_calls, report_calls_to, watch_calls
 
 
 class CompiledMode(Protocol):
@@ -42,14 +42,16 @@ class CompiledMode(Protocol):
     def intercepts(self, module: nn.Module) -> bool:
         """True if calls of the module in this thread are intercepted."""
 
+    is_observer: bool  # it never changes an output
+
     def can_watch_graphs(self) -> bool:
         """True if attention calls are all that the mode needs from a module."""
 
     def watched_run(self, module: nn.Module) -> Any:
         """Return a context for one run of a compiled module."""
 
-    def observe_graph(self, module: nn.Module, call: WatchedCall) -> None:
-        """Hand over an attention call that a module makes in a graph."""
+    def observe_graph(self, module: nn.Module, call: WatchedCall) -> Tensor:
+        """Hand over an attention call that a module makes in a graph; return the output that it goes on with."""
 
 
 @contextmanager
@@ -74,6 +76,7 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.runs: list[tuple[_WatchedModule, list[CompiledMode]]] = []
+        self.as_written = 0  # open blocks in which no graph runs watched
 
 
 _LOCK = threading.Lock()
@@ -85,6 +88,16 @@ class LensHook(partial[None]):
 
     def __reduce__(self) -> Any:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments
+
+
+@contextmanager
+def only_as_written() -> Iterator[None]:
+    """Within the block modules that this thread intercepts run as they are written."""
+    _RUNNING.as_written += 1
+    try:
+        yield
+    finally:
+        _RUNNING.as_written -= 1
 
 
 def is_watched_trace() -> bool:
@@ -113,9 +126,16 @@ def _watch(module: nn.Module) -> _WatchedModule | None:
         original, compiled = torch_internals.original_module(module), attributes[name]
         graphs = _GRAPHS.get(original)
         if graphs is None or graphs.compiled() is not compiled:
-            graphs = _GRAPHS[original] = _WatchedGraphs(weakref.ref(compiled), torch_internals.compiler_of(module))
+            compiler = torch_internals.compiler_of(module)
+            graphs = _GRAPHS[original] = _WatchedGraphs(weakref.ref(compiled), compiler)
+            if compiler is not None and torch_internals.records_cuda_graphs(compiler[0]) and _is_on_gpu(original):
+                graphs.refused = "its backend records CUDA graphs, in which operators of Python are not tested"
         found = attributes[name] = _WatchedModule(original, graphs, attributes, name)
     return found
+
+
+def _is_on_gpu(module: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in module.parameters())
 
 
 class _WatchedModule:
@@ -142,7 +162,8 @@ class _WatchedModule:
         modes = [mode for mode in tuple(self.modes) if mode.intercepts(self._module)]
         if not modes:
             return self._compiled(*args, **kwargs)
-        if self._graphs.refused is None and all(mode.can_watch_graphs() for mode in modes):
+        may_watch = self._graphs.refused is None and not _RUNNING.as_written
+        if may_watch and all(mode.can_watch_graphs() for mode in modes):
             try:
                 return self._run_watched(modes, args, kwargs)
             except NotCompiledError:
@@ -163,19 +184,19 @@ class _WatchedModule:
                 stack.enter_context(mode.watched_run(self._module))
             runs.append((self, modes))
             stack.callback(runs.pop)
-            return self._graphs.call(self._module, args, kwargs)
+            changes = not all(mode.is_observer for mode in modes)
+            return self._graphs.call(changes, self._module, args, kwargs)
 
     def hide_hooks(self) -> None:
         """Take the hooks of modes off the modules until all watched runs end."""
         with self._changed:
             for part in self.parts.values():
-                for hooks in torch_internals.forward_hooks(part):
-                    items = list(hooks.items())
-                    for key, hook in items:
-                        if type(hook) is LensHook:
-                            del hooks[key]
-                    if len(hooks) < len(items):
-                        self._hidden.append((hooks, items))
+                hooks, tables = torch_internals.forward_hooks(part)
+                if any(type(hook) is LensHook for hook in hooks.values()):
+                    self._hidden += [(table, list(table.items())) for table in tables]
+                    for table in tables:
+                        for key in [key for key in table if type(hooks.get(key)) is LensHook]:
+                            del table[key]
 
     def _end_watched(self) -> None:
         with self._changed:
@@ -209,16 +230,18 @@ class _WatchedGraphs:
         self.compiled = compiled  # the function that runs the module's own graphs
         self.refused: str | None = None if compiler is not None else "its backend is unknown"
         self._compiler = compiler
-        self._run: Callable[..., Any] | None = None
+        self._runs: dict[bool, Callable[..., Any]] = {}
 
-    def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the module by its watched graphs; compiles a graph if none fits."""
-        if self._run is None:
+    def call(self, changes: bool, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module by graphs that show its calls, or that let a mode change them; compiles one if none fits."""
+        if changes not in self._runs:
             assert self._compiler is not None
             backend, dynamic = self._compiler
             kind: type = type(module)
-            self._run = torch.compile(_entry(kind), backend=WatchingCompiler(backend), fullgraph=True, dynamic=dynamic)
-        return self._run(module, args, kwargs)
+            self._runs[changes] = torch.compile(
+                _entry(kind), backend=WatchingCompiler(backend, changes), fullgraph=True, dynamic=dynamic
+            )
+        return self._runs[changes](module, args, kwargs)
 
 
 _GRAPHS: weakref.WeakKeyDictionary[nn.Module, _WatchedGraphs] = weakref.WeakKeyDictionary()
@@ -245,11 +268,13 @@ def _call_module(module: nn.Module, args: Any, kwargs: Any) -> Any:
 class WatchingCompiler:
     """A backend of torch.compile that adds operators to each graph and passes it to another backend."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, changes: bool) -> None:
+        self._backend, self._changes = backend, changes
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, WatchingCompiler) and bool(self._backend == other._backend)
+        if not isinstance(other, WatchingCompiler) or self._changes != other._changes:
+            return False
+        return bool(self._backend == other._backend)
 
     def __hash__(self) -> int:
         return hash(WatchingCompiler)
@@ -261,19 +286,23 @@ class WatchingCompiler:
     def __call__(self, graph: fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
         running, _ = _RUNNING.runs[-1]
         names = {id(part): name for name, part in running.parts.items()}
-        if not watch_calls(graph, names):
+        if self._changes:
+            replace_calls(graph, names)
+        if self._changes or not watch_calls(graph, names):
             compiled: Callable[..., Any] = self._backend(graph, inputs, **options)
             return compiled
         watched = self._backend(graph, inputs, **options)
         return lambda *given: watched(*given)[:-1]
 
 
-def _report(layer: str, call: WatchedCall) -> None:
-    """Hand an attention call of a graph to the modes that watch it."""
-    if _RUNNING.runs:
-        running, modes = _RUNNING.runs[-1]
-        for mode in modes:
-            mode.observe_graph(running.parts[layer], call)
+def _report(layer: str, call: WatchedCall) -> Tensor | None:
+    """Hand an attention call of a graph to the modes that watch it; those that observe see the final output."""
+    if not _RUNNING.runs:
+        return None
+    running, modes = _RUNNING.runs[-1]
+    for mode in sorted(modes, key=lambda mode: mode.is_observer):
+        call = call._replace(out=mode.observe_graph(running.parts[layer], call))
+    return call.out if isinstance(call.out, Tensor) else None
 
 
 report_calls_to(_report)

@@ -953,7 +953,9 @@ class AttentionMode(TorchFunctionMode):
     def can_watch_graphs(self) -> bool:
         """True if the calls of attention alone are wanted, and no tensor with gradients or projection after them."""
         recorder = self.recorder
-        return recorder is not None and not (recorder.values or recorder.gradients or self.needs_modules)
+        if self.needs_modules or (recorder is None and torch.is_grad_enabled()):
+            return False
+        return recorder is None or not (recorder.values or recorder.gradients)
 
     @contextmanager
     def watched_run(self, module: nn.Module) -> Iterator[None]:
@@ -970,11 +972,11 @@ class AttentionMode(TorchFunctionMode):
         finally:
             here.masks.clear()
 
-    def observe_graph(self, module: nn.Module, call: WatchedCall) -> None:
-        """Hand over an attention call that a module makes in a compiled graph."""
-        here = self.here
+    def observe_graph(self, module: nn.Module, call: WatchedCall) -> Tensor:
+        """Hand over an attention call that a module makes in a graph; return the output that it goes on with."""
+        here, out = self.here, call.out
         if not self._on or here.silent or _PAUSED.count or is_recomputing():
-            return
+            return out if isinstance(out, Tensor) else run_resumed(out)
         if self.recorder is not None and self.recorder.keeps_tensors:  # the graph writes other tensors over them
             call = call._replace(query=call.query.clone(), key=call.key.clone())
         mask = call.attn_mask
@@ -983,8 +985,8 @@ class AttentionMode(TorchFunctionMode):
         here.parts.append(module)
         here.inputs.append(None)
         try:
-            self._dot_product(
-                call.out,
+            return self._dot_product(
+                out if isinstance(out, Tensor) else partial(run_resumed, out),
                 None,
                 call.query,
                 call.key,

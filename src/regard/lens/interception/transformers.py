@@ -41,7 +41,7 @@ from .intercepted import HEADS_THIRD, replacement_of
 from .kernel_call import KernelCall
 from .operator_for_transformers import PositionedMask
 from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_call, run_with_lse
-from .transformers_generate import unwrap_generate, wrap_generate
+from .transformers_generate import run_steps_as_written, run_steps_compiled, unwrap_generate, wrap_generate
 from .transformers_proof import ForeignCall, is_own
 
 EAGER, CAUSAL = "eager", Causal()
@@ -60,6 +60,7 @@ def patched_interfaces(mode: AttentionMode) -> Iterator[None]:
             _patch(transformers)
         _MODES.append(mode)
         generating = wrap_generate(mode.parts, _recorders_of) if mode.is_observer else []
+        stepping = run_steps_as_written(mode.parts, _modes_of)
     try:
         yield
     finally:
@@ -68,6 +69,9 @@ def patched_interfaces(mode: AttentionMode) -> Iterator[None]:
             for part in generating:
                 if not any(id(part) in other.names for other in _MODES if other.is_observer):
                     unwrap_generate(part)
+            for part in stepping:
+                if not any(id(part) in other.names for other in _MODES):
+                    run_steps_compiled(part)
             if not _MODES:
                 _unpatch(transformers)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .function_mode import AttentionMode
 
 DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # options of assisted generation
+COMPILED_CALL = "get_compiled_call"  # the method that compiles the call of the model
 EMBEDDED = "inputs_embeds"  # a prompt given as vectors has no token ids
 
 RecordersOf = Callable[[nn.Module], list[AttentionMode]]
@@ -36,6 +37,38 @@ def unwrap_generate(part: nn.Module) -> None:
     """Restore `generate` of a module, unless the user has replaced it."""
     if isinstance(vars(part).get("generate"), _Generate):
         del vars(part)["generate"]
+
+
+def run_steps_as_written(parts: list[nn.Module], modes_of: RecordersOf) -> list[nn.Module]:
+    """Let `generate` run its steps uncompiled while a mode intercepts them; return the modules that have it.
+
+    With a static cache, `generate` compiles the call of the model by itself.
+    """
+    generating = [part for part in parts if hasattr(type(part), COMPILED_CALL)]
+    for part in generating:
+        if COMPILED_CALL not in vars(part):
+            vars(part)[COMPILED_CALL] = _StepsAsWritten(part, modes_of)
+    return generating
+
+
+def run_steps_compiled(part: nn.Module) -> None:
+    """Restore how `generate` compiles its steps, unless the user has replaced it."""
+    if isinstance(vars(part).get(COMPILED_CALL), _StepsAsWritten):
+        del vars(part)[COMPILED_CALL]
+
+
+class _StepsAsWritten:
+    """`model.get_compiled_call` for every mode that intercepts the model."""
+
+    def __init__(self, model: Any, modes_of: RecordersOf) -> None:
+        self.model, self.original, self.modes_of = model, getattr(model, COMPILED_CALL), modes_of
+
+    def __reduce__(self) -> Any:
+        """A copy or a pickle of the model has the method of its class."""
+        return getattr, (self.model, COMPILED_CALL)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.__call__ if self.modes_of(self.model) else self.original(*args, **kwargs)
 
 
 class _Generate:
