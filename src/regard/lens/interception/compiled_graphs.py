@@ -328,6 +328,8 @@ def _check_function(node: fx.Node, name: str) -> None:
         raise CannotWatch(f"it calls {name}")
     if node.op == "call_method":
         return
+    if name.startswith("wrapped_"):  # the compiler's name for a function of NumPy
+        raise CannotWatch(f"it calls {name}")
     is_foreign = torch_internals.is_fused_operator(node.target)
     if is_foreign is None:
         is_foreign = str(getattr(node.target, "__module__", None) or "torch").split(".")[0] not in OWN_LIBRARIES
