@@ -575,7 +575,7 @@ SCORES = [
         "ops/blocks/additive_blocks.py",
         "k.repeat_interleave(h // g, 1)",
         "k.repeat(1, h // g, 1, 1)",
-        "test_invariants.py::test_each_head_and_batch_row_alone_is_itself_in_the_batch",
+        "ops/blocks/test_additive_blocks.py::test_scores_and_gradients_are_those_of_a_tanh_for_each_pair",
     ),
     Mutant(
         "additive scores overflow where queries lie far apart",
