@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from regard import torch_internals
 from regard.lens import CaptureWarning, capture
-from regard.lens.interception import layer_plans
+from regard.lens.interception import layer_plans, operator_watch
 from regard.lens.interception.operator_plans import OperatorRun
 from regard.lens.interception.operator_watch import can_watch, set_watcher
 
@@ -385,3 +385,18 @@ def test_a_function_that_is_compiled_during_a_watched_run_is_let_alone(watched):
         assert len(watched) > before
         assert_close(out, model(x))
         assert_close(tape["0"][:], model[0].by_hand(x))
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["by hand", "SDPA"])
+def test_without_watched_operators_the_tape_is_the_same(fused, monkeypatch):
+    model, x = nn.Sequential(*(Layer(fused) for _ in range(4))).eval(), torch.randn(2, N, D)
+    tapes = []
+    for switch in (operator_watch._SWITCH[0], None):
+        monkeypatch.setattr(operator_watch, "_SWITCH", [switch])
+        for _ in range(3):
+            with capture(model) as tape, torch.no_grad():
+                model(x)
+        tapes.append(tape)
+    assert [list(tape) for tape in tapes] == [list(tapes[0])] * 2
+    for name in tapes[0]:
+        assert_close(tapes[1][name].dense(), tapes[0][name].dense())
