@@ -155,7 +155,9 @@ def _plain_kernel(call: Call) -> SdpaKernel | None:
     A shortcut past the questions that other calls raise: they take the host longer than a short attention runs.
     """
     assert call.v is not None
-    if not call.q.is_cuda or call.bias is not None or call.dropout or call.is_selection or 0 in call.shape:
+    if not call.q.is_cuda or is_traced() or in_forward_mode():
+        return None
+    if call.bias is not None or call.dropout or call.is_selection or 0 in call.shape:
         return None
     score, i, j = call.score, *call.shape[2:]
     if type(score) is not Dot or score.cap or not (score.scale is None or type(score.scale) is float):
@@ -164,9 +166,7 @@ def _plain_kernel(call: Call) -> SdpaKernel | None:
         return None
     if call.mask is not None and (type(call.mask) is not Causal or i != j or type(call.offset) is not int):
         return None
-    if call.k.shape[1:] != call.v.shape[1:] or (call.mask is not None and call.offset) or is_traced():
-        return None
-    if in_forward_mode():
+    if call.k.shape[1:] != call.v.shape[1:] or (call.mask is not None and call.offset):
         return None
     kernel = choose_kernel(call.q, call.k, call.v, added=None, causal=call.mask is not None and i > 1, dropout=0.0)
     return kernel if kernel.is_fused else None
