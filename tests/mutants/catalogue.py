@@ -1079,8 +1079,8 @@ BACKENDS = [
     Mutant(
         "a query of NaN that sees nothing handed to the kernel",
         "ops/backends/sdpa.py",
-        "q = q if empty is None else torch.where(empty, 0.0, q)",
-        "q = q",
+        "form.causal, q.dtype)\n        q = q if empty is None else torch.where(empty, 0.0, q)\n",
+        "form.causal, q.dtype)\n",
         "ops/backends/test_sdpa.py::test_queries_of_nan_beside_nothing_but_padding_give_zeros",
     ),
     Mutant(

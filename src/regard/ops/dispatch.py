@@ -43,13 +43,16 @@ def order(call: Call) -> tuple[ModuleType, ...]:
     if isinstance(call.score, Additive):
         return triton, tiled, sdpa, flex
     masked = call.mask is not None and not isinstance(call.mask, Causal)
-    b, h, i, j = call.shape
-    long = i * j > MAX_DENSE_MASK or b * h * i * j > MAX_DENSE_SCORES
-    may_compile = call.q.device.type == "cuda" and masked and long and not torch.compiler.is_compiling()
-    if may_compile and plan_varlen(call) is None:
+    may_compile = call.q.device.type == "cuda" and masked and not torch.compiler.is_compiling()
+    if may_compile and _is_long(call) and plan_varlen(call) is None:
         # With a mask of keys PyTorch's kernels take 2 to 3 times as long as FlexAttention.
         return flex, sdpa, triton, tiled
     return sdpa, flex, triton, tiled
+
+
+def _is_long(call: Call) -> bool:
+    b, h, i, j = call.shape
+    return i * j > MAX_DENSE_MASK or b * h * i * j > MAX_DENSE_SCORES
 
 
 def find_backend(name: str) -> ModuleType:
