@@ -194,6 +194,13 @@ def test_a_tape_is_viewed_in_one_line(tape, capsys, knock):
         assert len(knock(viewer).json("session")["captures"]) == 2
 
 
+def test_an_address_that_is_used_before_the_wait_begins_is_replaced(tape, capsys):
+    with tape.view(open_browser=False) as viewer:
+        threading.Timer(1, viewer.close).start()
+        viewer.wait("http://127.0.0.1:8765/?token=used")
+    assert f"for another browser: {viewer.url}" in capsys.readouterr().out
+
+
 def test_a_browser_is_opened_where_there_is_one(tape, monkeypatch, capsys, knock):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)

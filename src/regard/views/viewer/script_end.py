@@ -20,7 +20,7 @@ class Served(Protocol):
     @property
     def url(self) -> str: ...
 
-    def wait(self) -> None: ...
+    def wait(self, printed: str | None = None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -46,8 +46,8 @@ def _wait() -> None:
     """Serve until Ctrl-C; after an uncaught exception close the viewers at once."""
     serving = [viewer for viewer in _viewers if viewer.is_open]
     if serving and not hasattr(sys, "last_value"):
-        addresses = " and ".join(viewer.url for viewer in serving)
-        print(f"the viewer keeps serving at {addresses}; press Ctrl-C to stop it", flush=True)
-        serving[-1].wait()
+        addresses = [viewer.url for viewer in serving]
+        print(f"the viewer keeps serving at {' and '.join(addresses)}; press Ctrl-C to stop it", flush=True)
+        serving[-1].wait(addresses[-1])
     for viewer in serving:
         viewer.close()

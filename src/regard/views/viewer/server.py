@@ -110,9 +110,9 @@ class TokenServer:
         self._redirects.append(path)
         return launch_browser(path)
 
-    def wait(self) -> None:
-        """Serve until interrupted; print a new address whenever a browser used the printed one."""
-        printed = self.url
+    def wait(self, printed: str | None = None) -> None:
+        """Serve until interrupted; print a new address whenever a browser used the printed one, or `printed`."""
+        printed = self.url if printed is None else printed
         try:
             while not self._ended.wait(0.5):
                 if self.is_open and printed != self.url:
