@@ -117,7 +117,7 @@ class StepGraphs:
         return ReplayedState(search, search.turn, rows)
 
     def note_failure(self, error: RuntimeError) -> None:
-        """Replay no steps of these weights from now on, and warn."""
+        """Stop replaying steps that use the given weights, and warn."""
         self.failure = f"recording failed: {''.join(str(error).splitlines()[:1])}"
         warnings.warn(f"decoding without CUDA graphs: {self.failure}", RuntimeWarning, stacklevel=2)
 

@@ -20,7 +20,7 @@ from ..torch_internals import is_only_tensor_of_memory
 from .cache_blocks import BlockTable
 from .row_starts import PackedLengths, RowStarts
 
-MAX_LEFT_BYTES = 2**25  # of a tensor that is kept for the next selection
+MAX_LEFT_BYTES = 2**25  # larger tensors are not kept for the next selection
 
 
 class KVCache:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 class RepeatedHeads(nn.Linear):
-    """x W^T + b, of which the features of each head are given once for every query head that reads them.
+    """x W^T + b; the features of each head are repeated for every query head that reads them.
 
     >>> layer = RepeatedHeads(nn.Linear(8, 6), heads=[0, 0, 1])
     >>> layer(torch.randn(2, 8)).shape, layer.weight.shape

@@ -14,8 +14,8 @@ from .terms.masks import Causal
 from .terms.scores import Additive
 
 BACKENDS: dict[str, ModuleType] = {backend.name: backend for backend in (sdpa, flex, triton, tiled, reference)}
-# Compiling FlexAttention for a kind of mask takes 3 seconds. Up to so many queries times keys, and these times heads
-# and batch rows, a dense mask takes less than that over ten thousand calls.
+# Compiling FlexAttention for a kind of mask takes 3 seconds. A dense mask costs less than that over ten thousand calls
+# up to MAX_DENSE_MASK queries times keys, and MAX_DENSE_SCORES queries times keys times heads times batch rows.
 MAX_DENSE_MASK, MAX_DENSE_SCORES = 2**22, 2**27
 
 

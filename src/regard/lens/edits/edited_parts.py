@@ -1,7 +1,7 @@
 """Run an edited attention as the plain one and the part that an edit changes, each by a kernel without a mask.
 
-    few queries       the model's kernel for all, then the weights of these queries as a matrix
-    some heads        the model's kernel for all, then the edited attention of these heads
+    few queries       the model's kernel for all, then the weights of the edited queries as a matrix
+    some heads        the model's kernel for all, then the attention of the edited heads
     many queries      each run of queries with the same edits for itself; under a causal mask the keys before the run
                       and the keys of the run are two calls, joined by the log-sum-exp of each query
     keys are cut      the plain kernel over the other keys, which are moved together; under a causal mask it runs the
@@ -81,7 +81,7 @@ def run_parts(
     edits: Sequence[Edit],
     at: EditedCall,
 ) -> Tensor | None:
-    """Return the edited heads, `b h i e`; None if the edits are not of these forms.
+    """Return the edited heads, `b h i e`; None if the edits need another way, as terms of `attend`.
 
     `plain` returns the heads of the model's kernel, and `after` is the edited attention in terms.
     """

@@ -123,7 +123,7 @@ class _ThreadState(threading.local):
         self.parts: list[nn.Module] = []  # modules under way, the innermost last
         self.inputs: list[torch.Size | None] = []  # for each of them: shape of the first tensor given to it
         self.entered: list[bool] = []  # for each of them: did it put the mode on the stack?
-        self.lifted: list[nn.Module] = []  # those of them whose own functions run while the mode is off the stack
+        self.lifted: list[nn.Module] = []  # running modules whose own functions the mode leaves alone
         self.in_model = False  # is a forward pass of the whole model under way?
         self.silent = 0  # number of open `quiet` blocks
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query

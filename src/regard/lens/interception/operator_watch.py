@@ -40,7 +40,7 @@ _SWITCH: list[Callable[[bool], object] | None] = []  # once operators are regist
 
 
 def operators_of(names: str) -> frozenset[Any]:
-    """Return the operators of these names that this version of PyTorch has."""
+    """Return the operators with the given names that this version of PyTorch has."""
     pairs = (name.split(".") if "." in name else (name, "default") for name in names.split())
     found = (getattr(getattr(torch.ops.aten, name, None), overload, None) for name, overload in pairs)
     return frozenset(each for each in found if each is not None)

@@ -192,7 +192,7 @@ def _agree(rows: Rows, edges: Edges, mask: Mask, offset: int) -> bool:
 
 
 def _sees_unbroken_runs(mask: Mask) -> bool:
-    """True for masks of which each row sees all keys between the first and the last."""
+    """True for masks in which each row sees all keys between its first and its last."""
     return isinstance(mask, (Causal, Window)) or (isinstance(mask, Padding) and isinstance(mask.keys, tuple))
 
 
