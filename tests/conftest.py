@@ -33,7 +33,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.suffix != ".py" or collection_path.name == "__init__.py" or not config.option.markexpr:
         return None
     expression = Expression.compile(config.option.markexpr)
-    named = expression.idents() & set(re.findall(r"\bmark\.(\w+)", collection_path.read_text(encoding="utf8")))
+    text = collection_path.read_text(encoding="utf8")
+    named = set(re.findall(r"\w+", config.option.markexpr)) & set(re.findall(r"\bmark\.(\w+)", text))
     subsets = chain.from_iterable(combinations(sorted(named), n) for n in range(len(named) + 1))
     return None if any(expression.evaluate(lambda name, *, s=subset: name in s) for subset in subsets) else True
 
