@@ -18,7 +18,7 @@ def test_translators_are_compared_by_metrics_examples_and_attention(translator, 
     shown = ["--gold", files / "gold", "--examples", 2, "--samples", 100, "--attention", tmp_path / "both.png"]
     out = well("compare", translator, recurrent, *pairs, *shown).out
     assert re.search(
-        rf"^A  {re.escape(str(translator))}  [\d,]+ parameters · [\d.]+ KB · [\d,.]+ examples/s$", out, re.MULTILINE
+        rf"^A  {re.escape(str(translator))}  [\d,]+ parameters · [\d.]+ kB · [\d,.]+ examples/s$", out, re.MULTILINE
     )
     rows = {line.split("  ")[0]: line for line in out.splitlines() if " to " in line}
     assert list(rows) == ["bleu", "chrf", "loss per character", "alignment error"]

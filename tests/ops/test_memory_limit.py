@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import Weights, weights
-from regard.ops.memory_limit import LIMIT, check_fits, parse_size
+from regard.ops.memory_limit import LIMIT, check_fits, format_size, parse_size
 
 B, H, I, J = 2, 3, 5, 7
 
@@ -57,3 +57,16 @@ def test_what_fills_the_limit_fits_and_a_byte_more_does_not():
     with pytest.raises(ValueError, match="the map takes 1 GB, more than limit='1GB'; ask for a tile"):
         check_fits("the map", n + 1, torch.float32)
     check_fits("the map", n + 1, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (2, "2 B"), (30_200, "30.2 kB"), (999_700, "1 MB"), (4.66e6, "4.66 MB"), (3.2e12, "3.2 TB")],
+)
+def test_a_size_is_printed_in_a_unit_that_fits(count, text):
+    assert format_size(count) == text
+    assert abs(parse_size(text) - count) <= 0.005 * count
+
+
+def test_other_units_take_the_same_prefixes():
+    assert format_size(134e6, "FLOP") == "134 MFLOP"

@@ -88,10 +88,10 @@ def test_costs_are_those_of_the_model_and_its_first_steps():
     assert lines[0] == "model: Line, 100 of 110 parameters are trained"
     assert lines[1].startswith("memory: about ")
     assert "weights 440 B, gradients 400 B, optimizer 800 B, activations of a batch " in lines[1]
-    held = float(re.search(r"batch ([\d.]+) KB", lines[1])[1])
+    held = float(re.search(r"batch ([\d.]+) kB", lines[1])[1])
     assert 2 <= held <= 8  # 50 x 10 inputs or outputs of 4 bytes, and what the loss needs
     assert re.match(r"time: \S+ s a step on cpu, about 0:00:0\d for 100 steps", lines[2])
-    assert lines[3] == "disk: about 1.24 KB a checkpoint, at most 5 at a time"
+    assert lines[3] == "disk: about 1.24 kB a checkpoint, at most 5 at a time"
     assert model.weight.grad is None
 
 

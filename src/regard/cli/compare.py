@@ -13,11 +13,11 @@ import typer
 import regard
 
 from ..lens import Links
+from ..ops.memory_limit import format_size
 from ..tasks import run_comparison, run_folder
 from ..tasks.answering import Answerer
 from ..tasks.captioning import Describer
 from ..tasks.classification import Classifier
-from ..tasks.dry_run import readable_bytes
 from ..tasks.language import LanguageModel
 from ..tasks.metrics import RougeWords, check_tokenizable
 from ..tasks.paired_bootstrap import paired_bootstrap
@@ -267,7 +267,7 @@ def print_comparison(compared: Comparison) -> None:
     for letter, name, count, seconds in zip(
         LETTERS, compared.names, compared.parameters, compared.seconds, strict=True
     ):
-        size = readable_bytes(_weights_file(Path(name)).stat().st_size)
+        size = format_size(_weights_file(Path(name)).stat().st_size)
         speed = compared.count / max(seconds, 1e-9)
         print(f"{letter}  {name}  {count:,} parameters · {size} · {speed:,.1f} examples/s")
     samples = next(iter(compared.metrics.values())).samples

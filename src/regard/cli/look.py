@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ..ops.memory_limit import format_size
 from ..train.failures import disk_errors
 from .attention_output import TAPE
 from .device import Device
@@ -110,7 +111,7 @@ def look(
     if html is not None:
         with disk_errors(html, then="try again"):
             tape.page(name=title).save(html)
-        print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB; open it in a browser")
+        print_status(f"{html}: {format_size(html.stat().st_size)}; open it in a browser")
     if out is html is None:
         viewer = tape.view(name=title, port=port, open_browser=browser)
         print_status("press Ctrl-C to stop the viewer")
@@ -227,7 +228,7 @@ def view(
         )
         with disk_errors(html, then="try again"):
             page.save(html)
-        print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
+        print_status(f"{html}: {format_size(html.stat().st_size)}")
         return
     if given := [flag for flag, value in (("megabytes", megabytes), ("layers", layers), ("heads", heads)) if value]:
         raise ValueError(f"--{given[0]} decides what a page holds; add --html PAGE.html, or remove it")
@@ -257,7 +258,7 @@ def _view_run(
         page = run_page(state, read_heads(run) if state.heads_version is not None else None)
         with disk_errors(html, then="try again"):
             page.save(html)
-        print_status(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
+        print_status(f"{html}: {format_size(html.stat().st_size)}")
         return
     viewer = serve_run(
         partial(read_run, run),

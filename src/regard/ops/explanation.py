@@ -8,6 +8,7 @@ from . import dispatch
 from .backend_plan import BackendPlan
 from .blocks.mask_layout import TILE
 from .call import Call
+from .memory_limit import format_size
 from .terms.mask_tiles import Grid
 from .terms.scores import Additive
 from .weights import choose_reducer
@@ -54,10 +55,8 @@ class Cost:
     matrix: int  # bytes the stored matrix would take
 
     def __str__(self) -> str:
-        return (
-            f"{_short(self.flops)}FLOP over {100 * self.share:.3g} % of the matrix, {_short(self.moved)}B moved; "
-            f"the matrix would take {_short(self.matrix)}B"
-        )
+        work, moved, matrix = format_size(self.flops, "FLOP"), format_size(self.moved), format_size(self.matrix)
+        return f"{work} over {100 * self.share:.3g} % of the matrix, {moved} moved; the matrix would take {matrix}"
 
 
 def cost(call: Call) -> Cost:
@@ -73,11 +72,3 @@ def cost(call: Call) -> Cost:
     flops = b * h * i * j * share * (score + 2 * call.v.shape[-1])
     moved = (call.q.numel() + call.k.numel() + call.v.numel() + b * h * i * call.v.shape[-1]) * call.q.itemsize
     return Cost(round(flops), moved, share, b * h * i * j * call.dtype.itemsize)
-
-
-def _short(n: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} P"

@@ -1,4 +1,4 @@
-"""Memory limits: parse sizes such as "1GB", and refuse answers that are larger."""
+"""Memory limits: parse and print sizes such as "1GB", and refuse answers that are larger."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def parse_size(text: str) -> int:
             except (ValueError, OverflowError):
                 break
     raise ValueError(f"a size must be a number with KB, MB, GB or TB, such as '1GB', got {text!r}")
+
+
+def format_size(count: float, unit: str = "B") -> str:
+    """A number of bytes, or of another unit, with a prefix that fits, such as "30.2 kB"."""
+    for prefix in ("", "k", "M", "G"):
+        if count < 999.5:
+            return f"{count:.3g} {prefix}{unit}"
+        count /= 1000
+    return f"{count:.3g} T{unit}"
 
 
 def check_fits(what: str, n: int, dtype: torch.dtype, limit: str = LIMIT) -> None:

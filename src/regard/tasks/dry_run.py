@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Tokenizer
+from ..ops.memory_limit import format_size
 from ..train import Epochs, Recipe
 from ..train.batches import move_to_device
 from ..train.fit import in_bfloat16
@@ -112,12 +113,12 @@ def cost_lines(model: nn.Module, batches: Epochs, recipe: Recipe, device: torch.
     length = "" if total is None else f", about {_clock(step * total)} for {total:,} steps"
     count = sum(n for n, _, is_trained in sizes if is_trained)
     parts = {"weights": weights, "gradients": trained, "optimizer": 2 * trained, "activations of a batch": activations}
-    shares = ", ".join(f"{part} {readable_bytes(size)}" for part, size in parts.items())
+    shares = ", ".join(f"{part} {format_size(size)}" for part, size in parts.items())
     return [
         f"model: {type(model).__name__}, {count:,} of {sum(n for n, _, _ in sizes):,} parameters are trained",
-        f"memory: about {readable_bytes(sum(parts.values()))}: {shares}",
+        f"memory: about {format_size(sum(parts.values()))}: {shares}",
         f"time: {step:.3g} s a step on {device}{length}, evaluations and checkpoints left out",
-        f"disk: about {readable_bytes(weights + 2 * trained)} a checkpoint, at most {recipe.keep + 2} at a time",
+        f"disk: about {format_size(weights + 2 * trained)} a checkpoint, at most {recipe.keep + 2} at a time",
     ]
 
 
@@ -163,15 +164,6 @@ def _total_steps(batches: Epochs, recipe: Recipe, taken: int) -> int | None:
     if recipe.epochs is not None and share:
         counts.append(max(1, round(recipe.epochs * taken / share / recipe.accumulate)))
     return min((count for count in counts if count is not None), default=None)
-
-
-def readable_bytes(count: float) -> str:
-    """Return a number of bytes in a unit that fits."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _clock(seconds: float) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..atomic_files import atomic_path, check_parent_folder
 from ..lens.tape.tape import Tape
+from ..ops.memory_limit import format_size
 from ..ops.weights import Weights
 from .shared_script import DATA_MARK, FRAME_STYLE, RIGHTS, TITLE_MARK, shared_frame
 from .viewer import pyramid
@@ -66,7 +67,7 @@ class Page:
             temporary.write_bytes(self.text.encode())
 
     def __repr__(self) -> str:
-        return f"Page({len(self.text) / 1e6:.1f} MB)"
+        return f"Page({format_size(len(self.text))})"
 
     def _repr_html_(self) -> str:
         """Return the page in a sandboxed iframe, which cannot access the notebook.
