@@ -10,9 +10,10 @@ at most twice what that matrix in its dtype is off by.
 random weights: in each head, the last token does not see four tokens. The table has whole passes beside it, one for
 each set of edits, which is what a loop takes. With `--layers` it has some layers alone.
 
-`python -m benchmarks.editing peers --folder FOLDER --python PYTHON` runs the sweep of some heads by TransformerLens,
-nnsight and regard on the model that transformers saved in a folder, each in a process of its own on one CPU thread.
-PYTHON is that of an environment with transformer-lens and nnsight. All three must find the same values.
+`python -m benchmarks.editing peers --folder FOLDER --python PYTHON` runs the sweep by TransformerLens, nnsight and
+regard on the model that transformers saved in a folder, each in a process of its own: of every head on a GPU, of six
+heads on one CPU thread. Without a folder, the model is of SmolLM2-135M's shape with random weights. PYTHON is that of
+an environment with transformer-lens and nnsight; `--tools` names those to run. All must find the same values.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
@@ -45,7 +47,9 @@ from .measure import Measured, save
 
 TILES, OTHERS = 1.1, 1.3  # at most so many times the plain pass: edits that are masks of tiles, all others
 TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of `cost`
+TOOLS = ("transformer-lens", "nnsight")
 SECONDS = 1.0  # of repeats of each edit
+HALF_ERROR = 0.03  # by which logits in bfloat16 may differ between tools
 FIELDS = [
     *("case", "tokens", "time", "quartiles", "ratio", "bar", "met", "peak_memory", "repeats", "machine"),
     *("python", "torch", "transformers", "commit", "date"),
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, nargs="+", help="sweep these layers alone (sweep)")
     parser.add_argument("--folder", type=Path, help="a model that transformers saved (peers)")
     parser.add_argument("--python", default=sys.executable, help="with transformer-lens and nnsight (peers)")
+    parser.add_argument("--tools", nargs="+", default=TOOLS, choices=TOOLS, help="beside regard (peers)")
     chosen = parser.parse_args(arguments)
     with torch.no_grad():
         {"cost": measure_cost, "sweep": measure_sweep, "peers": measure_peers}[chosen.what](chosen)
@@ -225,12 +230,24 @@ def smollm2(longest: int) -> Any:
 
 def measure_peers(chosen: argparse.Namespace) -> None:
     """Run the sweep by each tool in a process of its own, and print a row for each."""
+    if chosen.folder is None:
+        with tempfile.TemporaryDirectory() as folder:
+            save_random_model(folder, max(chosen.tokens))
+            run_peers(chosen, Path(folder), "random, of SmolLM2-135M's shape")
+    else:
+        run_peers(chosen, chosen.folder, "SmolLM2-135M-Instruct")
+
+
+def run_peers(chosen: argparse.Namespace, folder: Path, weights: str) -> None:
     script = Path(__file__).with_name("editing_peer.py")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    layers = ",".join(map(str, chosen.layers or (0, 15, 29))) if chosen.layers or not on_gpu else "all"
     for n in chosen.tokens:
         found = {}
-        for tool in ("regard", "transformer-lens", "nnsight"):
+        for tool in ("regard", *chosen.tools):
             python = sys.executable if tool == "regard" else chosen.python
-            command = [python, "-W", "ignore", str(script), tool, str(chosen.folder), str(n)]
+            command = [python, "-W", "ignore", str(script), tool, str(folder), str(n), layers]
             environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
             run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
             if run.returncode:
@@ -238,22 +255,33 @@ def measure_peers(chosen: argparse.Namespace) -> None:
             found[tool] = json.loads(run.stdout.splitlines()[-1])
         for tool, each in found.items():
             values, ours = (torch.tensor(one["values"]) for one in (each, found["regard"]))
-            if not torch.allclose(values, ours, atol=1e-3, rtol=1e-3):
+            if not torch.allclose(values, ours, atol=HALF_ERROR if on_gpu else 1e-3, rtol=1e-3):
                 raise SystemExit(f"error: {tool} finds {values.tolist()}, regard {ours.tolist()}; nothing was saved")
             row = {
-                "case": f"{len(values)} knockouts in 3 layers",
+                "case": f"{len(values)} knockouts in {30 if layers == 'all' else len(layers.split(','))} layers",
                 "tokens": n,
                 "tool": f"{tool} {each['version']}",
                 "time": f"{each['seconds']:.2f} s",
                 "per_set": milliseconds(each["seconds"] / len(values)),
                 "ratio": f"{each['seconds'] / found['regard']['seconds']:.2f}",
                 "peak_memory": f"{each['bytes'] / 1e6:.0f} MB",
-                "weights": "SmolLM2-135M-Instruct",
-                "threads": 1,
-                **provenance(torch.device("cpu")),
+                "weights": weights,
+                "threads": "" if on_gpu else 1,
+                **provenance(device),
             }
             report_sweep(row)
             save_sweep(row)
+
+
+def save_random_model(folder: str, longest: int) -> None:
+    """Save a model and a tokenizer, as the tools load them."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    smollm2(longest).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 1}, unk_token="<unk>"))
+    special = {"bos_token": "<s>", "eos_token": "<s>", "pad_token": "<s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
 
 
 def report_sweep(row: dict[str, object]) -> None:

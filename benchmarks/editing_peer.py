@@ -1,8 +1,9 @@
-"""`python editing_peer.py TOOL FOLDER TOKENS`: a knockout sweep by TransformerLens, nnsight or regard, as JSON.
+"""`python editing_peer.py TOOL FOLDER TOKENS LAYERS`: a knockout sweep by TransformerLens, nnsight or regard, as JSON.
 
 `python -m benchmarks.editing peers` runs it once for each tool, with a Python that has the tool installed; nothing of
 this repository is imported for the others. FOLDER holds a Llama-shaped model that transformers saved. In each set of
-edits, the last token does not see four tokens, in one head of one layer.
+edits, the last token does not see four tokens, in one head of one layer: in the first and the last head of LAYERS, as
+"0,15,29", or in every head of "all". A GPU runs it in bfloat16 if there is one, else one thread of a CPU in float32.
 """
 
 from __future__ import annotations
@@ -17,32 +18,42 @@ from typing import Any
 
 import torch
 
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
 
-def by_regard(folder: str, ids: Any, sets: list[tuple[int, int]], keys: slice) -> Callable[[], list[float]]:
+
+Sets = list[tuple[int, int]]  # layer and head
+
+
+def by_regard(folder: str, ids: Any, keys: slice) -> Callable[[Sets], list[float]]:
     from transformers import AutoModelForCausalLM
 
     from regard.lens import Cut, sweep
 
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE).to(DEVICE).eval()
     model(ids[:, :8])  # the weights are read from the file
-    edits = {
-        (layer, head): {f"model.layers.{layer}.self_attn": Cut(queries=-1, keys=keys, heads=head)}
-        for layer, head in sets
-    }
     inputs = {"input_ids": ids, "logits_to_keep": 1}
-    return lambda: sweep(model, inputs, edits, lambda out: out.logits[0, -1, 0]).values.tolist()
+
+    def run(sets: Sets) -> list[float]:
+        edits = {
+            (layer, head): {f"model.layers.{layer}.self_attn": Cut(queries=-1, keys=keys, heads=head)}
+            for layer, head in sets
+        }
+        values: list[float] = sweep(model, inputs, edits, lambda out: out.logits[0, -1, 0]).values.tolist()
+        return values
+
+    return run
 
 
-def by_transformer_lens(folder: str, ids: Any, sets: list[tuple[int, int]], keys: slice) -> Callable[[], list[float]]:
+def by_transformer_lens(folder: str, ids: Any, keys: slice) -> Callable[[Sets], list[float]]:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE, attn_implementation="eager").to(DEVICE).eval()
     model(ids[:, :8])
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    bridge = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer, device="cpu")
+    bridge = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer, device=DEVICE)
 
-    def run() -> list[float]:
+    def run(sets: Sets) -> list[float]:
         found = []
         for layer, head in sets:
 
@@ -58,15 +69,15 @@ def by_transformer_lens(folder: str, ids: Any, sets: list[tuple[int, int]], keys
     return run
 
 
-def by_nnsight(folder: str, ids: Any, sets: list[tuple[int, int]], keys: slice) -> Callable[[], list[float]]:
+def by_nnsight(folder: str, ids: Any, keys: slice) -> Callable[[Sets], list[float]]:
     from nnsight import LanguageModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    own = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE, attn_implementation="eager").to(DEVICE).eval()
     own(ids[:, :8])
     model = LanguageModel(own, tokenizer=AutoTokenizer.from_pretrained(folder))
 
-    def run() -> list[float]:
+    def run(sets: Sets) -> list[float]:
         found = []
         for layer, head in sets:
             with model.trace(ids, logits_to_keep=1):
@@ -83,20 +94,38 @@ TOOLS = {"regard": by_regard, "transformer-lens": by_transformer_lens, "nnsight"
 
 
 def main() -> None:
-    tool, folder, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    tool, folder, tokens, chosen = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
-    ids = torch.randint(0, 49_152, (1, tokens), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, 49_152, (1, tokens), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf8"))
-    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    sets = [(layer, head) for layer in (0, layers // 2, layers - 1) for head in (0, heads - 1)]
+    layers, heads = range(config["num_hidden_layers"]), range(config["num_attention_heads"])
+    if chosen != "all":
+        layers, heads = map(int, chosen.split(",")), (0, heads[-1])
+    sets = [(layer, head) for layer in layers for head in heads]
     with torch.no_grad():
-        run = TOOLS[tool](folder, ids, sets, slice(tokens // 8, tokens // 8 + 4))
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf8")  # Linux then forgets the largest size
-        before, start = memory("VmRSS"), time.thread_time()
-        values = run()
-        seconds = time.thread_time() - start
-    found = {"values": values, "seconds": seconds, "bytes": memory("VmHWM") - before, "version": version(tool)}
+        run = TOOLS[tool](folder, ids, slice(tokens // 8, tokens // 8 + 4))
+        values, seconds, size = (measured_on_gpu if DEVICE == "cuda" else measured_on_cpu)(run, sets)
+    found = {"values": values, "seconds": seconds, "bytes": size, "version": version(tool)}
     print(json.dumps(found))
+
+
+def measured_on_gpu(run: Callable[[Sets], list[float]], sets: Sets) -> tuple[list[float], float, int]:
+    """Return the values, the seconds and the bytes allocated at most beside the weights."""
+    run(sets[:1])  # kernels are loaded the first time
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), time.perf_counter()
+    values = run(sets)
+    torch.cuda.synchronize()
+    return values, time.perf_counter() - start, torch.cuda.max_memory_allocated() - before
+
+
+def measured_on_cpu(run: Callable[[Sets], list[float]], sets: Sets) -> tuple[list[float], float, int]:
+    """Return the values, the seconds of the thread and the bytes by which the resident set grew at most."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf8")  # Linux then forgets the largest size
+    before, start = memory("VmRSS"), time.thread_time()
+    values = run(sets)
+    return values, time.thread_time() - start, memory("VmHWM") - before
 
 
 def memory(name: str) -> int:

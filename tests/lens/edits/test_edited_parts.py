@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.lens import Boost, Cut, capture, edit
+from regard.lens import Boost, Cut, Only, Scale, Temperature, capture, edit
 from regard.lens.edits import edited_parts
 from tests.lens.edits.dense_edits import dense_edited, edited_scores
 
@@ -160,3 +161,131 @@ def test_an_architecture_edited_in_parts_equals_one_edited_by_terms(name, parts,
                 found.append(model(**given)[0])
         torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
     assert [x is None for x in parts] == [False, True] * 6
+
+
+@pytest.mark.parametrize("name", ["one query", "queries, and a bias"])
+@torch.no_grad()
+def test_few_queries_by_a_product_that_waits_for_nothing_equal_the_definition(name, monkeypatch):
+    """The way of a GPU: hidden values that are not finite change nothing, and visible ones are seen."""
+    q, k, v = tensors()
+    v[0, :, 2], v[1, :, 8] = torch.nan, torch.inf  # a key that is cut, and one that earlier queries do not see
+    monkeypatch.setattr(edited_parts, "_rows_of", edited_parts._rows_without_waiting)
+    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+    with edit(model, {"*": EDITS[name]}):
+        out = model(q, k, v)
+    found = [each.queries for each in EDITS[name]]
+    rows = sorted({n % 17 for each in found for n in ([each] if isinstance(each, int) else each)})
+    keep = torch.ones(17, 17, dtype=torch.bool).tril()
+    for n in rows:
+        want = torch.stack([dense_row(q, k, v, EDITS[name], keep, head, n) for head in range(8)], 1)
+        torch.testing.assert_close(
+            out[:, :, n].nan_to_num(9.0), want.nan_to_num(9.0, posinf=9.0), atol=1e-12, rtol=1e-12
+        )
+
+
+def dense_row(q, k, v, edits, keep, head, n):
+    """One query of one head, over the keys that it sees and no others."""
+    added = edited_scores(torch.zeros(2, 8, 17, 17, dtype=q.dtype), edits).masked_fill(~keep, -torch.inf)[:, head, n]
+    found = []
+    for text in range(2):
+        seen = added[text] > -torch.inf
+        s = q[text, head, n] @ k[text, head // 4, seen].mT * q.shape[-1] ** -0.5 + added[text][seen]
+        found.append(s.softmax(-1) @ v[text, head // 4, seen])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", ["later queries", "queries in the middle of a head", "a head of some queries"])
+@torch.no_grad()
+def test_queries_as_the_last_of_fewer_keys_equal_the_definition(name, monkeypatch):
+    """The way of a GPU, with the kernels of a CPU."""
+    q, k, v = tensors()
+    called = []
+    monkeypatch.setattr(edited_parts, "_has_last_kernel", lambda q: True)
+    monkeypatch.setattr(edited_parts, "plan_varlen", lambda call: called.append(call.shape) or "a plan")
+    want, _ = dense_edited(q, k, v, EDITS[name], keep=torch.ones(17, 17, dtype=torch.bool).tril())
+    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+    with edit(model, {"*": EDITS[name]}):
+        out = model(q, k, v)
+    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)
+    assert called
+
+
+class Layers(nn.ModuleList):
+    def forward(self, q, k, v):
+        for layer in self:
+            q = layer(q, k, v)
+        return q
+
+
+NO_WAIT = {
+    "one query": Cut(queries=-1, keys=slice(2, 5)),
+    "a head": Cut(keys=slice(3, 6), heads=1),
+    "two heads": Cut(queries=slice(8, None), keys=slice(3, 6), heads=[0, 6]),
+    "later queries": Cut(queries=slice(8, None), keys=slice(3, 6)),
+    "a bias": Boost(slice(3, 5), 2.0),
+    "a lower bias of a head": Boost(slice(3, 5), -2.0, heads=2),
+    "a temperature": Temperature([0, 3], 0.5),
+    "a factor": Scale([3], 0.5),
+    "off": Scale([3], 0),
+    "only": Only([1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", NO_WAIT)
+@torch.no_grad()
+def test_numbers_are_copied_to_the_device_for_the_first_layer_alone(name, monkeypatch):
+    monkeypatch.setattr(edited_parts, "_rows_of", edited_parts._rows_without_waiting)
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            copies.append(func.__name__ in ("lift_fresh.default", "nonzero.default"))
+            return func(*args, **(kwargs or {}))
+
+    counts = []
+    for layers in (2, 2, 4):
+        copies = []
+        model = Layers(Sdpa(True) for _ in range(layers))
+        with edit(model, {"*": NO_WAIT[name]}), Copies():
+            model(*tensors())
+        counts.append(sum(copies))
+    assert counts[1] == counts[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NO_WAIT)
+@torch.no_grad()
+def test_the_host_waits_for_a_gpu_in_the_first_layer_alone(name):
+    q, k, v = (torch.randn(1, h, 2048, 64, device="cuda", dtype=torch.bfloat16) for h in (8, 2, 2))
+    model = Layers(Sdpa(True) for _ in range(3))
+
+    def raise_where_it_waits(module, args):
+        torch.cuda.set_sync_debug_mode("error")
+
+    for _ in range(2):  # kernels are compiled the first time
+        with edit(model, {"*": NO_WAIT[name]}):
+            model(q, k, v)
+    hook = model[1].register_forward_pre_hook(raise_where_it_waits)
+    end = model[2].register_forward_hook(lambda *_: torch.cuda.set_sync_debug_mode("default"))
+    try:
+        with edit(model, {"*": NO_WAIT[name]}):
+            model(q, k, v)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        hook.remove()
+        end.remove()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EDITS)
+@torch.no_grad()
+def test_errors_on_a_gpu_are_those_of_plain_pytorch(name):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, h, 70, 64, dtype=torch.bfloat16) for h in (8, 2, 2))
+    keep = torch.ones(70, 70, dtype=torch.bool).tril()
+    want, _ = dense_edited(q, k, v, EDITS[name], keep=keep)
+    added = edited_scores(torch.zeros(1, 8, 70, 70), EDITS[name]).masked_fill(~keep, -torch.inf).to(q)
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=added, enable_gqa=True).nan_to_num(0.0)
+    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
+    with edit(model, {"*": EDITS[name]}):
+        out = model(q.cuda(), k.cuda(), v.cuda()).cpu()
+    assert (out.double() - want).abs().max() <= 2 * (theirs.double() - want).abs().max()

@@ -29,7 +29,7 @@ from ..recording.unseen import EXPERT_GATE
 from ..tape.annotations import Tokens, TokensByLayer
 from ..tape.tape import Tape
 from .call_tokens import TokenFinder
-from .edit_values import Edit, EditedCall
+from .edit_values import Edit, EditedCall, constant
 from .edited_parts import run_parts
 
 
@@ -156,8 +156,8 @@ class Editor:
         before = run = seen
         for each in edits:
             if tokens is not None and (selected := each.selects_tokens(tokens)) is not None:
-                known = self._selected.get(id(each))
-                self._selected[id(each)] = selected if known is None else known | selected
+                known = self._selected.get(id(each), selected)
+                self._selected[id(each)] = known if known is selected else known | selected
             try:
                 changed, faster = each.change(seen, at), each.change_for_speed(run, at)
                 if faster is None:
@@ -269,10 +269,10 @@ def _may_cross_attend(model: nn.Module) -> bool:
 def _scale_heads(heads: Tensor, factors: Sequence[float]) -> Tensor:
     """Return heads, `b h i e`, times one factor each; a factor of 0 gives zeros, whatever the head is."""
     if any(factor not in (0.0, 1.0) for factor in factors):
-        heads = heads * heads.new_tensor(factors)[:, None, None]
+        heads = heads * constant(tuple(factors), heads.dtype, heads.device)[:, None, None]
     if 0.0 not in factors:
         return heads
-    keep = torch.tensor([factor != 0.0 for factor in factors], device=heads.device)
+    keep = constant(tuple(factor != 0.0 for factor in factors), torch.bool, heads.device)
     return torch.where(keep[:, None, None], heads, 0.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -286,10 +287,20 @@ def _selected_pair(edit: Cut | Boost, tokens: CallTokens) -> tuple[Tensor, Tenso
 
 
 def _pairs_exist(edit: Cut | Boost, tokens: CallTokens) -> Tensor:
-    queries, keys = _selected_pair(edit, tokens)
-    return (queries.any(1) & keys.any(1)).any()
+    def find() -> Tensor:
+        queries, keys = _selected_pair(edit, tokens)
+        return (queries.any(1) & keys.any(1)).any()
+
+    return tokens.once((id(edit), "pairs"), find)
 
 
 def are_chosen(heads: tuple[int, ...] | None, n: int, device: torch.device) -> Tensor:
     """Return True for each chosen head."""
-    return torch.tensor([heads is None or h in heads for h in range(n)], device=device)
+    return constant(tuple(heads is None or h in heads for h in range(n)), torch.bool, device)
+
+
+@lru_cache(maxsize=256)
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor that is never written to; kept, because the host waits for a GPU to copy them."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)

@@ -26,16 +26,19 @@ from torch import Tensor
 
 from ...ops import dispatch
 from ...ops.backend_plan import BackendPlan
+from ...ops.backends.reference import weigh
+from ...ops.backends.sdpa_varlen import plan_varlen
+from ...ops.blocks.prepared_call import prepare
 from ...ops.call import SLOTS, Call
 from ...ops.merge import merge
 from ...ops.operator import attend
 from ...ops.terms.masks import Causal, Chunked, Documents, Padding, Window
 from ...ops.terms.masks.mask_algebra import conjuncts
 from ...ops.terms.normalizers import Softmax
-from ...ops.terms.scores import Dot
+from ...ops.terms.scores import Dot, grouped_product
 from ..recording.observed import ObservedAttention
 from .call_tokens import CallTokens
-from .edit_values import Boost, Cut, Edit, EditedCall
+from .edit_values import Boost, Cut, Edit, EditedCall, constant
 
 MIN_ENTRIES = 2**18  # entries of a matrix below which one call with a mask takes less time
 MAX_ROW_ENTRIES = 2**26  # weights of few queries, which are stored
@@ -97,8 +100,10 @@ def run_parts(
         out = plain()
         return out.index_copy(2, found.rows, _rows_of(after, found.rows).to(out.dtype)) if n else out
     if found.heads is not None and len(found.heads) * FEW_HEADS <= h and _is_alike_in_all_heads(before):
-        out, part = plain(), _heads_of(before, pairs, found.heads, at)
-        return out.index_copy(1, torch.tensor(found.heads, device=out.device), part.to(out.dtype))
+        out, part = plain().clone(), _heads_of(before, pairs, found.heads, at)
+        for n, head in enumerate(found.heads):
+            out[:, head] = part[:, n]
+        return out
     return None if found.heads is not None else _run_by_keys(before, found.runs)
 
 
@@ -159,11 +164,30 @@ def _query_runs(
 
 def _rows_of(after: ObservedAttention, rows: Tensor) -> Tensor:
     """Return the outputs of some queries by their whole weights."""
-    slots: Any = {slot: getattr(after, slot) for slot in SLOTS}
-    call = Call.of(after.q, after.k, **slots, offset=after.offset).select(rows=rows)
+    call = _call_of(after).select(rows=rows)
+    if call.q.is_cuda and not (call.records_gradients or after.v.requires_grad):
+        return _rows_without_waiting(after, rows)
     plan = dispatch.find_backend("reference").plan(call.with_values(after.v))
     assert isinstance(plan, BackendPlan)
     return plan.run()[0]
+
+
+def _rows_without_waiting(after: ObservedAttention, rows: Tensor) -> Tensor:
+    """Return the same, and do not let the host wait for a GPU to look for NaN.
+
+    A hidden key must change nothing, and 0 times NaN is NaN: values that are not finite are left out of the product,
+    and the queries that see them get NaN.
+    """
+    A, _ = weigh(prepare(_call_of(after).select(rows=rows), finite=True))
+    v = after.v.to(A.dtype)
+    is_finite = v.isfinite()
+    is_nan = grouped_product((A != 0).to(A.dtype), (~is_finite).to(A.dtype)) > 0
+    return grouped_product(A, torch.where(is_finite, v, 0.0)).masked_fill(is_nan, torch.nan)
+
+
+def _call_of(seen: ObservedAttention) -> Call:
+    slots: Any = {slot: getattr(seen, slot) for slot in SLOTS}
+    return Call.of(seen.q, seen.k, **slots, offset=seen.offset)
 
 
 def _is_alike_in_all_heads(seen: ObservedAttention) -> bool:
@@ -187,10 +211,13 @@ def _is_plain_softmax(seen: ObservedAttention) -> bool:
 
 def _heads_of(seen: ObservedAttention, edits: Sequence[Cut | Boost], heads: tuple[int, ...], at: EditedCall) -> Tensor:
     """Return the edited outputs of some heads."""
-    q, k, v = seen.q, seen.k, seen.v
-    chosen = list(heads)
-    k, v = (x[:, [head * x.shape[1] // q.shape[1] for head in chosen]] for x in (k, v))
-    part = seen._replace(q=q[:, chosen], k=k, v=v, statistic=None)
+    h = seen.q.shape[1]
+    # Slices, since the host waits for a GPU to copy a list of indices.
+    q, k, v = (
+        torch.cat([x[:, n : n + 1] for n in (head * x.shape[1] // h for head in heads)], 1)
+        for x in (seen.q, seen.k, seen.v)
+    )
+    part = seen._replace(q=q, k=k, v=v, statistic=None)
     tokens = at.tokens
     assert tokens is not None
 
@@ -227,6 +254,9 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
         return None  # a log-sum-exp of the kernel has no gradient
     outs = []
     for run in runs:
+        if is_causal and (last := _run_last(q, k, v, run, seen.score)) is not None:
+            outs.append(last)
+            continue
         found = []
         for keys, is_square in (
             [(slice(0, run.rows.start), False), (run.rows, True)] if is_causal else [(slice(0, j), False)]
@@ -240,7 +270,36 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
         if not found:  # these queries see no key
             found.append((q.new_zeros(*q[:, :, run.rows].shape[:3], v.shape[-1]), q.new_zeros(())))
         outs.append(merge([x for x, _ in found], [y for _, y in found])[0] if len(found) > 1 else found[0][0])
-    return torch.cat(outs, 2) if len(outs) > 1 else outs[0]
+    return _join_rows(outs)
+
+
+def _run_last(q: Tensor, k: Tensor, v: Tensor, run: QueryRun, score: Any) -> Tensor | None:
+    """Return the output of a run under a causal mask by one call, in which it is the last queries of fewer keys.
+
+    None if keys of the run itself are cut, if keys have a bias, or if no kernel on a GPU takes such a call.
+    """
+    start, stop = run.rows.start, run.rows.stop
+    if not start or not _has_last_kernel(q) or run.amounts or run.raised or run.of_keys(run.rows).cut:
+        return None
+    k, v = (_join_rows([x[:, :, keys] for keys in _gaps(run.of_keys(slice(0, stop)).cut, stop)]) for x in (k, v))
+    call = Call.of(q[:, :, run.rows], k, v, score=score, mask=Causal())
+    return None if plan_varlen(call) is None else dispatch.choose(call).run()[0]
+
+
+def _has_last_kernel(q: Tensor) -> bool:
+    """Whether there may be a kernel for the last queries of more keys under a causal mask."""
+    return q.is_cuda
+
+
+def _gaps(cut: Sequence[tuple[int, int]], n: int) -> list[slice]:
+    """Return the stretches between those that are cut from n keys."""
+    bounds = [0, *(x for pair in cut for x in pair), n]
+    return [slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True) if pair[0] < pair[1]]
+
+
+def _join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts of `b h i d` with their rows one behind the other, in memory as `b i h d`, as models have them."""
+    return parts[0] if len(parts) == 1 else torch.cat([x.transpose(1, 2) for x in parts], 1).transpose(1, 2)
 
 
 def _run_raised(
@@ -297,27 +356,26 @@ def _without_keys(
         return _attend(q, k, v, score, is_causal)
     if len(cut) > 2 * MAX_RUNS:
         return None
-    bounds = [0, *(n for pair in cut for n in pair), k.shape[2]]
-    runs = [(slice(*pair), n % 2 == 1) for n, pair in enumerate(pairwise(bounds)) if pair[0] < pair[1]]
-    left = [keys for keys, is_cut in runs if not is_cut]
+    left = _gaps(cut, k.shape[2])
     if not left:
         return None
-    k, v = (torch.cat([x[:, :, keys] for keys in left], 2) for x in (k, v))
+    k, v = (_join_rows([x[:, :, keys] for keys in left]) for x in (k, v))
     if not is_causal:
         return _attend(q, k, v, score, False)
-    out, lse = _attend(torch.cat([q[:, :, keys] for keys in left], 2), k, v, score, True)
+    out, lse = _attend(_join_rows([q[:, :, keys] for keys in left]), k, v, score, True)
     parts, done = [], 0
-    for rows, is_cut in runs:
-        n = rows.stop - rows.start
+    runs = [*((rows.start, rows.stop, False) for rows in left), *((*pair, True) for pair in cut)]
+    for start, stop, is_cut in sorted(runs):
+        n = stop - start
         if not is_cut:
             parts.append((out[:, :, done : done + n], lse[:, :, done : done + n]))
             done += n
         elif done:
-            parts.append(_attend(q[:, :, rows], k[:, :, :done], v[:, :, :done], score, False))
+            parts.append(_attend(q[:, :, start:stop], k[:, :, :done], v[:, :, :done], score, False))
         else:  # these queries see no key
             shape = *q.shape[:2], n
             parts.append((out.new_zeros(*shape, v.shape[-1]), lse.new_full(shape, -torch.inf)))
-    return torch.cat([x for x, _ in parts], 2), torch.cat([x for _, x in parts], 2)
+    return _join_rows([x for x, _ in parts]), torch.cat([x for _, x in parts], 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, score: Any, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -341,8 +399,7 @@ def _join_strip(
     """Return attention to the keys behind `out` and `lse`, and to those of `strip`, with their additions to scores."""
     _, h, i, d = q.shape
     g, wide = k.shape[1], torch.promote_types(q.dtype, torch.float32)
-    places = torch.tensor(list(strip), device=q.device)
-    added = torch.tensor(list(strip.values()), device=q.device, dtype=wide)
+    places, added = constant(tuple(strip), torch.long, q.device), constant(tuple(strip.values()), wide, q.device)
     scale = d**-0.5 if score is None or score.scale is None else score.scale
     k, v = (x[:, :, places].to(wide)[:, :, None] for x in (k, v))  # b g 1 n d
     scores = (q.to(wide).unflatten(1, (g, h // g)) @ k.mT * scale + added).flatten(1, 2)  # b h i n
