@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -30,6 +31,8 @@ class Kernel:
 
     def __init__(self):
         self.made = []
+        self.warmed = []
+        self.may_end = threading.Event()
 
     def __getitem__(self, grid):
         def run(*given, **named):
@@ -38,13 +41,24 @@ class Kernel:
 
         return run
 
+    def warmup(self, *given, grid, **named):
+        self.may_end.wait(10)
+        self.warmed.append((threading.current_thread().name, given))
+        if "WRONG" in named:
+            raise ValueError("no such constant")
+
 
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launch, "JITFunction", Kernel)
     monkeypatch.setattr(launch, "CAN_CACHE", True)
     monkeypatch.setattr(launch, "_cache", {})
+    monkeypatch.setattr(launch, "_compiling", {})
+    monkeypatch.setattr(launch, "ALWAYS_WAITS", False)
+    monkeypatch.setattr(launch, "PATIENCE", 0.0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     return Kernel()
 
 
@@ -118,6 +132,79 @@ def test_an_interpreted_kernel_is_launched_as_it_is(kernel, monkeypatch):
     for _ in range(2):
         launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
     assert len(kernel.made) == 2
+
+
+def launch_without_waiting(kernel, *given, **named):
+    with launch.without_waiting():
+        launch.launch(kernel, (3,), *given, **({"WIDTH": 16, "CAP": None} | named))
+
+
+def finish(kernel):
+    kernel.may_end.set()
+    launch._worker().submit(int).result()  # what was submitted before is done
+
+
+def test_another_thread_compiles_for_a_caller_that_does_not_wait(kernel):
+    large = torch.zeros(10_000)
+    for _ in range(2):
+        with pytest.raises(launch.StillCompiling):
+            launch_without_waiting(kernel, large, 8, None)
+    finish(kernel)
+    [(thread, (given, *rest))] = kernel.warmed
+    assert thread.startswith("regard-compile")
+    assert (given.numel(), given.dtype, rest) == (17, torch.float32, [8, None])
+    launch_without_waiting(kernel, large, 8, None)
+    assert len(kernel.made) == 1
+    assert not launch._compiling
+
+
+def test_a_caller_waits_unless_it_says_otherwise(kernel, monkeypatch):
+    launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
+    monkeypatch.setattr(launch, "ALWAYS_WAITS", True)
+    launch_without_waiting(kernel, torch.zeros(8), 9, None)
+    monkeypatch.setattr(launch, "ALWAYS_WAITS", False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    launch_without_waiting(kernel, torch.zeros(8), 10, None)
+    assert (len(kernel.made), kernel.warmed) == (3, [])
+
+
+def test_a_kernel_that_is_loaded_at_once_is_launched_at_once(kernel, monkeypatch):
+    monkeypatch.setattr(launch, "PATIENCE", 10.0)
+    kernel.may_end.set()
+    launch_without_waiting(kernel, torch.zeros(8), 8, None)
+    assert (len(kernel.warmed), len(kernel.made)) == (1, 1)
+
+
+def test_lengths_that_wait_for_one_kernel_do_not_wait_for_each_other(kernel, monkeypatch):
+    for n in (8, 9):
+        with pytest.raises(launch.StillCompiling):
+            launch_without_waiting(kernel, torch.zeros(8), n, None)
+        monkeypatch.setattr(launch, "PATIENCE", 100.0)  # the second is known to be behind the first
+    finish(kernel)
+    launch_without_waiting(kernel, torch.zeros(8), 10, None)
+    assert [given[1] for _, given in kernel.warmed] == [8, 9, 10]
+    assert not launch._compiling
+
+
+def test_what_a_compilation_raises_is_raised_at_the_next_launch(kernel):
+    with pytest.raises(launch.StillCompiling):
+        launch_without_waiting(kernel, torch.zeros(8), 8, None, WRONG=1)
+    finish(kernel)
+    with pytest.raises(ValueError, match="no such constant"):
+        launch_without_waiting(kernel, torch.zeros(8), 8, None, WRONG=1)
+
+
+def test_a_stand_in_is_aligned_as_the_tensor_and_has_its_tiles():
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    x = torch.zeros(64, 64, dtype=torch.bfloat16)
+    assert launch._stand_in(x).data_ptr() % 16 == 0
+    assert launch._stand_in(x.flatten()[1:]).data_ptr() % 16
+    layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
+    found = launch._stand_in(TensorDescriptor.from_tensor(x, [64, 64], layout))
+    assert (found.base.numel(), found.base.dtype, found.block_shape, found.layout) == (17, x.dtype, [64, 64], layout)
+    assert [launch._stand_in(one) for one in (3, 0.5, None)] == [3, 0.5, None]
 
 
 @pytest.mark.compiled

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import regard as R
+from regard.kernels.launch_cache import StillCompiling
 from regard.ops.blocks import measures
 from regard.ops.blocks.block_reducer import BlockReducer
 from regard.ops.blocks.pool_bins import Axis, Mesh
 from regard.ops.call import Call
 from regard.ops.fused import kernel_reducer as module
 from regard.ops.fused.kernel_reducer import KernelReducer
+from regard.ops.weights import Summary
 from tests.kernels.judged import FEW, judged
 
 NONE = torch.zeros(1, 2, 9, 1)
@@ -143,3 +145,47 @@ def test_one_pass_finds_maxima_of_cells_of_whole_parts_of_a_tile(monkeypatch):
         reducer.summary(Mesh(Axis.cells(9, -(-9 // size)), Axis.cells(12, 3), torch.device("cpu")), peaks=True)
     names = ["distance", "entropy", "map", "max", "received"]
     assert asked == [sorted([*names, "peaks"]), names, ["peaks"]]
+
+
+def refuse(*_, **__):
+    raise StillCompiling
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda A: A.summary(peaks=True, queries=torch.ones(1, 9, dtype=torch.bool)),
+        lambda A: A.measures(),
+        lambda A: A.entropy(),
+        lambda A: A.logit(),
+        lambda A: A.pool(3, 3),
+        lambda A: A.pool(3, 3, "max"),
+        lambda A: A.mass(torch.arange(9) // 3, torch.arange(12) // 3),
+        lambda A: A.topk(2),
+        lambda A: A.T @ torch.ones(1, 2, 9, 4),
+    ],
+)
+def test_blocks_answer_while_another_thread_compiles(monkeypatch, ask):
+    q, k = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 12, 4)
+    for name in ("reduce_by_kernel", "group_sums", "transposed_product"):
+        monkeypatch.setattr(module.kernel_reductions, name, refuse)
+    monkeypatch.setattr(module, "topk", refuse)
+    monkeypatch.setattr(module, "saves_work", lambda *_: True)
+    monkeypatch.setattr(module.kernel_reductions, "objections", lambda call: [])
+    found = ask(R.weights(q, k, mask=R.Causal()))
+    monkeypatch.setattr(module.kernel_reductions, "objections", lambda call: ["none"])
+    want = ask(R.weights(q, k, mask=R.Causal()))
+    of_summary = isinstance(found, Summary)
+    torch.testing.assert_close(vars(found) if of_summary else found, vars(want) if of_summary else want)
+
+
+def test_deterministic_algorithms_and_long_texts_wait_for_the_kernel(monkeypatch):
+    monkeypatch.setattr(module.kernel_reductions, "reduce_by_kernel", refuse)
+    reducer, _ = reducer_of()
+    monkeypatch.setattr(module, "MAX_BLOCK_ENTRIES", 1 * 2 * 9 * 12 - 1)
+    with pytest.raises(StillCompiling):
+        reducer.summary(None)
+    monkeypatch.setattr(module, "MAX_BLOCK_ENTRIES", 1 * 2 * 9 * 12)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(StillCompiling):
+        reducer.summary(None)
