@@ -16,6 +16,7 @@ from .terms.term import Term
 from .terms.user_function import UserFunction
 
 MAX_ENTRIES = 64  # per tensor, and for all terms without tensors together
+NUMBERS = frozenset((int, float, bool, type(None)))
 
 V = TypeVar("V")
 
@@ -86,8 +87,8 @@ def _without_tensors(value: Any) -> Hashable:
             return without_tensors(value)
         case Tensor():
             return Tensor
-        case tuple():
-            return tuple(map(_without_tensors, value))
+        case tuple():  # of lengths, say: they are looked at without a call of Python for each
+            return value if NUMBERS.issuperset(map(type, value)) else tuple(map(_without_tensors, value))
         case UserFunction():
             return value.code
         case _:

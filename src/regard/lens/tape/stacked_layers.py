@@ -75,7 +75,7 @@ def stack(layers: Sequence[Layer]) -> tuple[Weights, RealTokens]:
     q, k = (_join([getattr(call, name).detach() for call in calls]) for name in ("q", "k"))
     known = [layer.A.known_statistic for layer in layers]
     statistic = torch.cat([x for x in known if x is not None]) if known[0] is not None else None
-    whole = replace(A.call, q=q, k=k, lead=(len(q),), mask=_repeat(A.call.mask, n))
+    whole = replace(A.call, q=q, k=k, lead=(len(q),), mask=_repeat(A.call.mask, n, q.device))
     return Weights(whole, statistic), real.repeat(n)
 
 
@@ -86,17 +86,19 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def _repeat(mask: Mask | None, n: int) -> Mask | None:
+def _repeat(mask: Mask | None, n: int, device: torch.device) -> Mask | None:
     """Return a mask for n batches one after the other."""
     if mask is None:
         return None
-    return reduce(and_, (_repeat_padding(term, n) if isinstance(term, Padding) else term for term in conjuncts(mask)))
+    terms = conjuncts(mask)
+    return reduce(and_, (_repeat_padding(term, n, device) if isinstance(term, Padding) else term for term in terms))
 
 
-def _repeat_padding(mask: Padding, n: int) -> Padding:
-    if isinstance(mask.keys, Tensor):
-        return mask if len(mask.keys) == 1 else Padding(mask.keys.repeat(n, *[1] * (mask.keys.ndim - 1)))
-    return mask if len(mask.keys) == 1 else Padding(mask.keys * n)
+def _repeat_padding(mask: Padding, n: int, device: torch.device) -> Padding:
+    if len(mask.keys) == 1:
+        return mask
+    keys = mask.keys_on(device)
+    return Padding(keys.repeat(n, *[1] * (keys.ndim - 1)))
 
 
 def split_summary(summary: Summary, n: int) -> list[Summary]:

@@ -237,7 +237,11 @@ def _padding(keep: Tensor) -> Padding:
     """Return padding by lengths if it is on the right, else by a boolean per key."""
     lengths = keep.sum(1)
     right = torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None])
-    return Padding(tuple(lengths.tolist())) if right else Padding(keep)
+    if not right:
+        return Padding(keep)
+    padding = Padding(tuple(lengths.tolist()))
+    padding.keys_on(keep.device)  # the device has nothing to do now; later, a copy would wait for all layers
+    return padding
 
 
 def _by_distance(rows: Rows, seen: Rows | None, offset: int) -> Relative | None:

@@ -73,7 +73,6 @@ class VarlenPlan:
     max_queries: int = 0
     max_keys: int = 0
     later: VarlenPlan | None = None  # a second call, for queries that have no keys in the first
-    is_later: Tensor | None = None  # True for these queries, in the flattened rows
 
     @property
     def cuts(self) -> tuple[tuple[Tensor | None, Tensor | None], tuple[int, int]]:
@@ -157,15 +156,14 @@ class TwoCalls(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: VarlenPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         assert plan.later is not None
-        assert plan.is_later is not None
         first, second = (
             torch_internals.flash_varlen(
                 q, k, v, *call.cuts, dropout=0.0, causal=call.causal, scale=call.scale, window=(None, None)
             )
             for call in (plan, plan.later)
         )
-        out = torch.where(plan.is_later[:, None, None], second[0], first[0])
-        lse = torch.where(plan.is_later, second[1], first[1])
+        # A query has keys in one of the calls; in the other its output is 0, and its log-sum-exp inf.
+        out, lse = first[0].add_(second[0]), torch.minimum(first[1], second[1])
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
@@ -296,12 +294,7 @@ def _plan(make_call: Callable[[], Call], *, flat: bool, scale: float) -> VarlenP
         )
 
     plan = plan_cuts(cuts, causal)
-    if cuts.later is None:
-        return plan
-    # The first sequence of the second call has the queries that the first call has keys for, and those before them.
-    row = torch.arange(call.shape[2], device=cuts.queries.device)
-    is_later = (row >= cuts.later.queries[:, :1]).repeat_interleave(heads, 0).flatten()
-    return replace(plan, later=plan_cuts(cuts.later, False), is_later=is_later)
+    return plan if cuts.later is None else replace(plan, later=plan_cuts(cuts.later, False))
 
 
 def plan_window(call: Call, terms: Sequence[Mask], *, scale: float) -> VarlenPlan | None:

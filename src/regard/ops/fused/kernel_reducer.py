@@ -59,9 +59,7 @@ class KernelReducer:
         )
         return found, statistic
 
-    def _summary(
-        self, statistic: Tensor, mesh: Mesh | None, peaks: bool, queries: Tensor | None
-    ) -> dict[str, Tensor]:
+    def _summary(self, statistic: Tensor, mesh: Mesh | None, peaks: bool, queries: Tensor | None) -> dict[str, Tensor]:
         # The weights of a row are 0 if the logarithm of its sum is -inf.
         counted = statistic if queries is None else statistic.masked_fill(~queries[:, None, :, None], -math.inf)
         want = MEASURES if mesh is None else MEASURES | {"map"}
@@ -150,14 +148,14 @@ class KernelReducer:
             if bool(lost.any()):
                 plain = replace(self.call, normalize=Softmax())
                 of_plain = replace(self, call=plain, statistic=None)
-                logit = torch.where(lost, of_plain._measured("logit", of_plain.row_statistic()), logit)
+                logit = torch.where(lost, of_plain._value_of("logit", of_plain.row_statistic()), logit)
         return logit
 
     def _reduce(self, name: str, mesh: Mesh | None, by_blocks: Callable[[BlockReducer], Tensor]) -> Answer:
         statistic = self.row_statistic()
-        return self._unless_compiling(lambda: self._measured(name, statistic, mesh), by_blocks, statistic), statistic
+        return self._unless_compiling(lambda: self._value_of(name, statistic, mesh), by_blocks, statistic), statistic
 
-    def _measured(self, name: str, statistic: Tensor, mesh: Mesh | None = None) -> Tensor:
+    def _value_of(self, name: str, statistic: Tensor, mesh: Mesh | None = None) -> Tensor:
         if name == "logit":
             largest = kernel_reductions.reduce_by_kernel(self.call, statistic, MAX)["max"]
             return self._logit(largest, statistic)

@@ -107,7 +107,7 @@ def _mask_parts(call: Call) -> _MaskParts:
             case Diagonal():
                 low, high = max(low, 0), min(high, 0)
             case Padding() if not (isinstance(term.keys, Tensor) and term.keys.dtype == torch.bool):
-                here = torch.as_tensor(term.keys, device=call.q.device).to(torch.int32).expand(call.shape[0])
+                here = term.keys_on(call.q.device).to(torch.int32).expand(call.shape[0])
                 lengths = here.contiguous() if lengths is None else torch.minimum(lengths, here)
             case _:
                 rest = True

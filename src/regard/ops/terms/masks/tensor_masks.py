@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
+from .... import torch_internals
 from ....checks import check_bool_mask, check_broadcast, check_int, check_integer_tensor, check_number, check_tensor
 from ...shape import Sizes
 from ..coordinates import Coordinates, look_up
@@ -42,6 +45,13 @@ class Near(Mask):
     def _drawing_size(self) -> tuple[int, int]:
         n = self.center.shape[-1] if self.center.ndim else 12
         return _clamped_size(n if n > 1 else 12, n if n > 1 else 12)
+
+
+@lru_cache(maxsize=16)
+def _lengths_on(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Lengths on a GPU, copied once: the host waits for everything before such a copy."""
+    with torch.inference_mode(False):
+        return torch.tensor(lengths, device=device)
 
 
 @term
@@ -88,24 +98,29 @@ class Padding(Mask):
                 raise ValueError(f"Padding lengths must be from 0 to the number of keys j={sizes.j}, got {wrong}")
 
     def with_tensors(self, device: torch.device, dtype: torch.dtype) -> Padding:
-        return Padding(self._tensor(device))
+        return Padding(self.keys_on(device))
 
     def over(self, at: Coordinates) -> Tensor:
-        keys = self._tensor(at.device)
+        keys = self.keys_on(at.device)
         return at.slice_of(keys, "bj") if keys.dtype == torch.bool else at.j < at.slice_of(keys, "b")
 
     def tiles(self, grid: Grid) -> Tiles:
-        keys = self._tensor(grid.device)
+        keys = self.keys_on(grid.device)
         if keys.dtype == torch.bool:
             return _tiles_of_keep(grid.span(keys, "bj"))
         length = grid.span(keys, "b").low
         return Tiles(grid.j.low < length, grid.j.high < length)
 
-    def _tensor(self, device: torch.device) -> Tensor:
-        return self.keys if isinstance(self.keys, Tensor) else torch.tensor(self.keys, device=device)
+    def keys_on(self, device: torch.device) -> Tensor:
+        """The lengths or the bools as a tensor; do not write to it."""
+        if isinstance(self.keys, Tensor):
+            return self.keys
+        if device.type != "cuda" or torch.compiler.is_compiling() or torch_internals.in_tracing_mode():
+            return torch.tensor(self.keys, device=device)
+        return _lengths_on(self.keys, device)
 
     def _drawing_size(self) -> tuple[int, int]:
-        keys = self._tensor(torch.device("cpu"))
+        keys = self.keys_on(torch.device("cpu"))
         n = keys.shape[-1] if keys.dtype == torch.bool else int(keys.max()) + 2 if keys.numel() else 1
         return _clamped_size(n, n)
 
