@@ -43,6 +43,14 @@ def test_terms_without_tensors_are_known_by_value():
     assert cached_per_term(R.Causal() & R.Window(3), 1, make) == 1
 
 
+def test_a_tuple_of_numbers_is_its_own_key():
+    keys = (3, 5, 8)
+    assert without_tensors(R.Padding(keys)) == (R.Padding, (keys,))
+    mask = R.Padding(keys)
+    assert without_tensors(mask)[1][0] is mask.keys
+    assert without_tensors(R.Padding(torch.tensor(keys))) == (R.Padding, (torch.Tensor,))
+
+
 def test_terms_made_anew_over_the_same_tensors_are_known():
     make = Counter()
     a, b = torch.tensor([3, 5]), torch.tensor([3, 5])

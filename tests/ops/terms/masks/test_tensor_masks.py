@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard import Blocks, Causal, Documents, Near, Padding, attend, weights
+from regard.ops.terms.masks import tensor_masks as module
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -52,6 +53,19 @@ def test_a_padding_of_lengths_is_that_of_its_tuple():
     one, other = (weights(q, k, mask=Padding(x)).dense() for x in ((3, 1), torch.tensor([3, 1])))
     assert torch.equal(one, other)
     assert torch.equal(one[1, 0] > 0, torch.tensor([True, False, False]).expand(3, 3))
+
+
+def test_lengths_are_copied_to_a_gpu_once(monkeypatch):
+    copied = []
+    monkeypatch.setattr(module, "_lengths_on", lambda lengths, device: copied.append((lengths, device.type)))
+    Padding((3, 5)).keys_on(torch.device("cuda"))
+    assert Padding((3, 5)).keys_on(torch.device("cpu")).tolist() == [3, 5]
+    given = torch.tensor([3, 5])
+    assert Padding(given).keys_on(torch.device("cuda")) is given
+    assert copied == [((3, 5), "cuda")]
+    monkeypatch.undo()
+    cpu = torch.device("cpu")
+    assert module._lengths_on((3, 5), cpu) is module._lengths_on((3, 5), cpu)
 
 
 def chosen_by_loops(scores, k, rows, cols, causal, offset):
