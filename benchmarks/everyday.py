@@ -5,7 +5,8 @@ synchronize around each call, the calls of a case in turn, medians; memory is th
 inputs and the model. `--tiny` runs every case at a small size, on a CPU too, and saves nothing.
 
 `--within 150` repeats less, begins no case that may not end within 150 seconds, and measures the first calls of all
-kinds beside each other. Cases that it did not reach are named, and keep their saved rows.
+kinds beside each other. Cases whose saved rows are the oldest come first. Those that it did not reach are named, and
+keep their saved rows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .measure import Measured, save
 
 SECONDS, SHORT_SECONDS = 0.5, 0.2  # of repeats of one case
 FEWEST, MOST = 3, 30  # repeats
+TABLE = RESULTS / "everyday_gpu.csv"
 FIELDS = [
     *("case", "call", "time", "quartiles", "baseline", "ratio", "bar", "met", "memory", "repeats", "machine"),
     *("python", "torch", "triton", "transformers", "commit", "date"),
@@ -55,19 +57,28 @@ def main() -> None:
     chosen = [case for case in found if any(part in case.name for part in arguments.only)]
     kinds = [kind for kind in KINDS if any(part in f"first call, {kind}" for part in arguments.only)]
     if within is not None:
-        chosen.sort(key=lambda case: case.takes)
+        saved = {str(row["case"]): row for row in saved_rows()}
+        chosen.sort(key=lambda case: (*age(saved.get(case.name)), case.takes))
         with ThreadPoolExecutor() as pool:
             tables = list(pool.map(lambda kind: list(first_calls(kind, size)), kinds))
         for rows in tables:
             show(rows, order, size)
-    for n, case in enumerate(chosen):
+    left = []
+    for case in chosen:
         if within is not None and time.monotonic() - begun > within - case.takes:
-            print("not measured:", *(f"{left.name};" for left in chosen[n:]))
-            return
+            left.append(case.name)
+            continue
         show(measured(case, size, SECONDS if within is None else SHORT_SECONDS), order, size)
+    if left:
+        print("not measured:", *(f"{name};" for name in left))
     if within is None:
         for kind in kinds:
             show(first_calls(kind, size), order, size)
+
+
+def age(row: dict[str, object] | None) -> tuple[str, bool]:
+    """Return what is smaller for an older row: none at all, then by its day, and last the rows of this commit."""
+    return ("", False) if row is None else (str(row["date"]), row["commit"] == COMMIT)
 
 
 def show(rows: Iterable[dict[str, object]], order: list[str], size: Size) -> None:
@@ -222,14 +233,19 @@ def report(row: dict[str, object]) -> None:
 
 def keep(rows: list[dict[str, object]], order: list[str]) -> None:
     """Save the rows of a case in place of its older ones; rows of cases that are no more are dropped."""
-    path = RESULTS / "everyday_gpu.csv"
     known: dict[object, list[dict[str, object]]] = {}
-    if path.exists():
-        with path.open(newline="", encoding="utf8") as file:
-            for old in csv.DictReader(file):
-                known.setdefault(old["case"], []).append(dict(old))
+    for old in saved_rows():
+        known.setdefault(old["case"], []).append(old)
     known[rows[0]["case"]] = rows
-    save([row for case in order for row in known.get(case, [])], path, FIELDS)
+    save([row for case in order for row in known.get(case, [])], TABLE, FIELDS)
+
+
+def saved_rows() -> list[dict[str, object]]:
+    """Return the rows that were measured before."""
+    if not TABLE.exists():
+        return []
+    with TABLE.open(newline="", encoding="utf8") as file:
+        return [dict(row) for row in csv.DictReader(file)]
 
 
 if __name__ == "__main__":

@@ -26,8 +26,10 @@ def cases() -> Iterator[Case]:
                 name = f"Padding, {kept:.0%} kept, {shape}"
                 build = functools.partial(padded, b, h, n, kept, False, grad)
                 yield Case(name, build, (DENSE, ADDED), {"regard": 1.0}, grad)
-            build = functools.partial(padded, b, h, n, 0.5, True, grad)
-            yield Case(f"Causal & Padding, 50% kept, {shape}", build, (DENSE, ADDED), {"regard": 1.0}, grad)
+            for left in (False, True):
+                build = functools.partial(padded, b, h, n, 0.5, True, grad, left=left)
+                side = " on the left" if left else ""
+                yield Case(f"Causal & Padding{side}, 50% kept, {shape}", build, (DENSE, ADDED), {"regard": 1.0}, grad)
     for n in (4096, 16_384):
         for grad in (False, True):
             name = f"Causal & Documents, 12 x {n} x 64, {'forward + backward' if grad else 'forward'}"
@@ -36,6 +38,8 @@ def cases() -> Iterator[Case]:
     for d in (80, 96, 192, 256):
         build = functools.partial(summary_of_width, d)
         yield Case(f"attend and summary, causal, N 8192, d {d}", build, ("attend",), {"regard": 2.0})
+    build = functools.partial(summary_of_width, 128, kv_heads=4)
+    yield Case("attend and summary, causal, N 8192, d 128, 4 key heads", build, ("attend",), {"regard": 2.0})
     yield Case(
         "attend, float32, window 512, N 4096, d 192", functools.partial(window32, 192), (DENSE, ADDED), {"regard": 1.0}
     )
@@ -77,13 +81,15 @@ def compared(leaves: list[Tensor], mask: Mask, grad: bool) -> dict[str, Call]:
     }
 
 
-def padded(b: int, h: int, n: int, kept: float, causal: bool, grad: bool, size: Size) -> dict[str, Call]:
-    """Texts of which a share is kept, their lengths spread evenly around it."""
+def padded(
+    b: int, h: int, n: int, kept: float, causal: bool, grad: bool, size: Size, *, left: bool = False
+) -> dict[str, Call]:
+    """Texts of which a share is kept, their lengths spread evenly around it; padded on the right, or on the left."""
     b, n = size.of(b, 2), size.of(n, 32)
     leaves = drawn((b, h, n, size.of(64, 16)), size, grad)
     low = max(1 / n, 2 * kept - 1)
     lengths = (torch.linspace(low, 2 * kept - low, b, device=size.device) * n).long().clamp(1, n)
-    mask: Mask = Padding(lengths)
+    mask: Mask = Padding(torch.arange(n, device=size.device) >= n - lengths[:, None] if left else lengths)
     return compared(leaves, Causal() & mask if causal else mask, grad)
 
 
@@ -100,9 +106,9 @@ def summary32(size: Size) -> dict[str, Call]:
     return with_summary(q, k, v, Causal())
 
 
-def summary_of_width(d: int, size: Size) -> dict[str, Call]:
+def summary_of_width(d: int, size: Size, *, kv_heads: int = 16) -> dict[str, Call]:
     q, k, v = drawn((1, 16, size.of(8192, 64), size.of(d, 16)), size)
-    return with_summary(q, k, v, Causal())
+    return with_summary(q, k[:, :kv_heads], v[:, :kv_heads], Causal())
 
 
 def with_summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> dict[str, Call]:

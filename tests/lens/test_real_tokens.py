@@ -34,8 +34,10 @@ from regard.lens import (
     similarity,
     sinks,
 )
+from regard.lens import real_tokens as module
 from regard.lens.real_tokens import (
     RealTokens,
+    SharedRealTokens,
     padding_queries,
     real_keys,
     real_queries,
@@ -371,3 +373,24 @@ class TestQueriesOfCrossAttention:
 def test_a_name_may_say_that_queries_are_keys(name, keys, says):
     A = weights(torch.randn(1, 2, 5, 4), torch.randn(1, 2, keys, 4), mask=Padding((4,)))
     assert says_self(name, real_tokens(A)) is says
+
+
+def test_layers_that_share_a_mask_share_their_real_tokens_until_it_is_changed():
+    keep = torch.tensor([[True, True, False]])
+    mask, shared = Padding(keep), SharedRealTokens()
+    q, k = torch.randn(2, 1, 2, 3, 4)
+    first = shared.of(weights(q, k, mask=mask))
+    assert shared.of(weights(k, q, mask=mask)) is first
+    assert first.keys.tolist() == [[True, True, False]]
+    assert shared.of(weights(q[:, :, :1], k, mask=mask)) is not first
+    keep[0, 2] = True
+    assert shared.of(weights(q, k, mask=mask)).are_all
+
+
+def test_shared_real_tokens_hold_few_masks(monkeypatch):
+    monkeypatch.setattr(module, "MAX_SHARED_MASKS", 2)
+    q, k = torch.randn(2, 1, 2, 3, 4)
+    shared = SharedRealTokens()
+    for length in (1, 2, 3, 2, 1):
+        assert int(shared.of(weights(q, k, mask=Padding((length,)))).keys.sum()) == length
+        assert len(shared._known) <= 2

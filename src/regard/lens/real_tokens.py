@@ -53,6 +53,7 @@ POSITIONS = (
     Near,
     Neighborhood,
 )  # masks that hide no key from all queries
+MAX_SHARED_MASKS = 64
 CROSS_NAMES = ("cross", "encdec", "enc_dec", "encoder_attn", "src_attn", "memory_attn")  # parts of names of layers
 Key = tuple[str, int]  # layer and call
 
@@ -80,6 +81,11 @@ class RealTokens:
     def are_all(self) -> bool:
         """True if there is no padding."""
         return self.has_no_padding or bool(self.queries.all() & self.keys.all())
+
+    @cached_property
+    def are_all_queries(self) -> bool:
+        """True if no query is padding."""
+        return self.has_no_padding or bool(self.queries.all())
 
     @property
     def counted(self) -> Tensor | None:
@@ -137,6 +143,29 @@ def real_tokens(A: Weights) -> RealTokens:
         is_key = (position >= 0) & (position < j)
         queries[:, is_key] = keys[:, position[is_key]]
     return RealTokens(queries, keys, is_causal)
+
+
+class SharedRealTokens:
+    """Real tokens by mask: layers that share a mask share the result, and so what was read of it from a GPU."""
+
+    def __init__(self) -> None:
+        # Each mask is held, so that its id stays its own.
+        self._known: dict[int, tuple[Mask | None, dict[tuple[object, ...], RealTokens]]] = {}
+
+    def of(self, A: Weights) -> RealTokens:
+        """Return the real queries and keys of an attention as its mask shows them; leading dims flattened to one."""
+        (b, _, i, j), mask = A.call.shape, A.call.mask
+        if A.call.is_selection or isinstance(A.call.offset, Tensor):
+            return real_tokens(A)
+        if id(mask) not in self._known and len(self._known) == MAX_SHARED_MASKS:
+            self._known.clear()
+        _, known = self._known.setdefault(id(mask), (mask, {}))
+        tensors = () if mask is None else mask.tensors()
+        versions = tuple(x._version for x in tensors if not x.is_inference())  # they count writes in place
+        sizes = b, i, j, A.call.offset, A.device, versions
+        if sizes not in known:
+            known[sizes] = real_tokens(A)
+        return known[sizes]
 
 
 def find_real_keys(call: Call) -> Tensor | None:

@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from regard import Padding, weights
 from regard.lens import capture
+from regard.lens.real_tokens import RealTokens, real_tokens
+from regard.lens.recording.reduced import reduce
+from regard.lens.recording.store import Store
 from tests.lens.sdpa_layers import B, H, Layer, by_hand, tokens
 
 
@@ -88,3 +92,9 @@ def test_logits_are_kept_and_their_largest_is_in_the_table(monkeypatch):
     for reduced in (alone, both):
         assert (reduced[0].logit() - scores.amax(-1)).abs().max() < 1e-5
         assert reduced.table()["logit"] == pytest.approx(scores.amax((-2, -1)).flatten().tolist(), abs=1e-5)
+
+
+def test_numbers_of_each_query_are_kept_without_a_look_at_the_padding(monkeypatch):
+    monkeypatch.setattr(RealTokens, "are_all_queries", property(lambda self: pytest.fail("read")))
+    A = weights(*torch.randn(2, 1, 2, 3, 4), mask=Padding((2,)))
+    reduce(A, ["entropy", "max", "logit"], Store(), "layer", real_tokens(A))

@@ -33,7 +33,7 @@ from ... import torch_internals
 from ...ops.call import SLOTS
 from ..interception.kernel_call import NotUnderstood
 from ..layer_names import matches, shown_name
-from ..real_tokens import real_tokens, with_own_queries
+from ..real_tokens import SharedRealTokens, with_own_queries
 from ..terms.changed_weights import Given
 from .generation import Memo, looks_back_only
 from .observed import ObservedAttention
@@ -119,6 +119,7 @@ class Recorder:
         self._may_defer = keeps_all and not (self.values or self.gradients) and self.store.in_place
         self.is_open = True
         self._latest: dict[str, Key] = {}
+        self._real_of_mask = SharedRealTokens()
         self._generated: set[Key] | None = None  # entries of the running generation
         # Parents of the batch rows, found by an earlier layer of this pass; None if the pass continues no earlier one.
         self._lineage: Tensor | None = None
@@ -431,7 +432,7 @@ class Recorder:
             before = {
                 other: entry.real for other in self._latest.values() if (entry := self._find_reduced(other)) is not None
             }
-            real = with_own_queries(key, {**before, key: real_tokens(A)})
+            real = with_own_queries(key, {**before, key: self._real_of_mask.of(A)})
             self._entries[key] = reduce(A, self.keep, self.store, shown_name(name), real)
         elif not self._continues(name, observed):
             key = self._next_key(name, observed)

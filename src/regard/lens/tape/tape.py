@@ -31,11 +31,10 @@ from torch import Tensor, nn
 
 import regard
 
-from ...ops.terms.masks.mask_algebra import Mask
 from ...ops.weights import Summary, Weights
 from ..capture_warning import CaptureWarning
 from ..layer_names import list_names, matches, own_name, shown_calls, shown_name
-from ..real_tokens import RealTokens, real_tokens, says_self, with_own_queries
+from ..real_tokens import RealTokens, SharedRealTokens, says_self, with_own_queries
 from ..recording.record import Extras, Record
 from ..recording.recorder import Key, Recorder
 from ..recording.reduced import Reduced
@@ -147,7 +146,7 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         self._real = dict(real or {})
         self._real_by_mask: dict[Key, RealTokens] = {}
         self._padding = -1, False  # entries then, and whether a mask shows padding
-        self._real_of_mask: dict[int, tuple[Mask | None, dict[Any, RealTokens]]] = {}
+        self._real_of_mask = SharedRealTokens()
         self._real_among: dict[Key, tuple[int, RealTokens, RealTokens]] = {}  # entries then, by its mask, among them
         self._guessed = dict(guessed or {})
         self._effects = dict(effects or {})
@@ -776,19 +775,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
         shape, known = self._shape_of(key), self._real_by_mask.get(key)
         if known is None or (*known.queries.shape, known.keys.shape[1]) != shape:
             A = self[key]
-            known = self._real_by_mask[key] = self._tokens_by_mask(A) if isinstance(A, Weights) else A.real
+            known = self._real_by_mask[key] = self._real_of_mask.of(A) if isinstance(A, Weights) else A.real
         return known
-
-    def _tokens_by_mask(self, A: Weights) -> RealTokens:
-        """Return the real queries and keys as a mask shows them; layers that share a mask share the result."""
-        (b, _, i, j), mask = A.call.shape, A.call.mask
-        if A.call.is_selection or isinstance(A.call.offset, Tensor):
-            return real_tokens(A)
-        _, known = self._real_of_mask.setdefault(id(mask), (mask, {}))  # it holds the mask, whose id stays its own
-        sizes = b, i, j, A.call.offset, A.device
-        if sizes not in known:
-            known[sizes] = real_tokens(A)
-        return known[sizes]
 
     def _replace(self, key: Key, A: Weights) -> None:
         """Return these weights for a layer from now on."""
