@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard import (
     Alibi,
@@ -238,6 +240,72 @@ def test_selections_in_turn_take_no_new_memory_and_change_nothing_that_is_held()
     assert addresses[4] not in addresses[:4]
     for now, then in held:
         torch.testing.assert_close(now, then, rtol=0, atol=0)
+
+
+BEAMS = st.one_of(
+    st.lists(st.integers(0, 1), min_size=4, max_size=4).map(lambda x: [x[0], x[1], 2 + x[2], 2 + x[3]]),
+    st.sampled_from([[2, 3, 0, 1], [0, 1, 1, 1], [3, 3, 3, 3], [0, 2, 2, 3]]),  # rows move between prompts
+)
+
+
+@pytest.mark.parametrize("window", [None, 8, 40])
+@settings(max_examples=40)
+@given(prompt=st.integers(1, 12), moves=st.lists(st.tuples(BEAMS, st.integers(0, 20)), min_size=3, max_size=12))
+def test_beams_have_the_entries_of_the_rows_they_come_from(window, prompt, moves):
+    whole = torch.arange(2.0 * prompt).view(2, 1, prompt, 1)
+    cache = KVCache(window=window)
+    cache.append(whole, -whole)
+    cache, whole, older = cache.select(two := torch.tensor([0, 0, 1, 1])), whole[two], []
+    for number, (rows, back) in enumerate(moves):
+        if back == 0 and older:  # an earlier state, whose tensors later ones may have written to
+            cache, whole = older[-1]
+        older = [(cache, whole)] if back == 1 else older
+        new = torch.rand(4, 1, 1 + 30 * (back == 2), 1) + 100 * number
+        cache, whole = cache.select(torch.tensor(rows)), torch.cat((whole[rows], new), 2)
+        k, v = cache.append(new, -new)
+        assert torch.equal(k, whole[:, :, whole.shape[2] - k.shape[2] :])
+        assert torch.equal(v, -k)
+        assert k.shape[2] == whole.shape[2] if window is None else k.shape[2] >= min(whole.shape[2], window)
+        del k, v
+
+
+def test_beams_that_stay_with_their_prompt_do_not_copy_it():
+    class Copied(TorchDispatchMode):
+        entries = 0
+
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            if f is torch.ops.aten.index_select.out:
+                self.entries += kwargs["out"].shape[2]
+            return f(*args, **(kwargs or {}))
+
+    def copied(cache, rows):
+        with Copied() as mode:
+            cache = cache.select(torch.tensor(rows))
+        cache.append(*torch.randn(2, 4, 2, 1, 8))
+        return cache, mode.entries
+
+    cache, found = KVCache(), []
+    cache.append(*torch.randn(2, 2, 2, 50, 8))
+    for rows in ([0, 0, 1, 1], [1, 0, 3, 3], [0, 0, 3, 2], [1, 1, 2, 3], [0, 2, 1, 3], [0, 1, 2, 3], [2, 1, 0, 3]):
+        cache, entries = copied(cache, rows)
+        found.append(entries)
+    # The second tensor gets the prompt too, and both get it again after a row has moved to the other prompt.
+    assert found == [50, 51, 2, 3, 54, 55, 6]
+    cache, found = KVCache(), []
+    cache.append(*torch.randn(2, 1, 2, 10, 8))
+    for rows in ([0, 0, 0, 0], *[[1, 0, 3, 2]] * 57):
+        cache, entries = copied(cache, rows)
+        found.append(entries)
+    assert found == [10, 11, *range(2, 55), 65, 56, 57]  # 64 entries fill both, and two larger ones take their place
+
+
+def test_beams_are_selected_without_looking_at_numbers_that_a_trace_does_not_have():
+    with FakeTensorMode():
+        cache = KVCache()
+        for _ in range(3):
+            cache.append(*torch.zeros(2, 2, 1, 3, 4))
+            cache = cache.select(torch.tensor([1, 0]))
+    assert cache.length == 9
 
 
 def test_an_empty_cache_may_be_selected():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..checks import check_int
 from ..ops.terms.masks import Documents, Padding
+from ..ops.torch_state import can_read_values
 from ..torch_internals import is_only_tensor_of_memory
 from .cache_blocks import BlockTable
 from .row_starts import PackedLengths, RowStarts
@@ -218,6 +219,7 @@ class KVCache:
         moved = _Buffer.like(both, d, self._space(kept + both.shape[2]))
         if buffer is not None:
             moved.write(0, buffer.both.narrow(2, self._end - kept, kept))
+            moved.start = buffer.start if kept == self._end else None
         self._end = kept
         return moved
 
@@ -310,6 +312,22 @@ class PackedPrompts:
         self._cache.become(other._cache)
 
 
+@dataclass(frozen=True, eq=False)
+class _SharedStart:
+    """The first n entries of the rows of a buffer: the same in rows with the same origin, as in beams of one prompt.
+
+    No cache writes to them, so buffers that hold the same object hold the same numbers there.
+    """
+
+    origins: Int[Tensor, " b"]
+    n: int
+
+    def select(self, rows: Tensor) -> _SharedStart:
+        """Return the start of the given rows: the same object if none gets entries of another origin."""
+        origins = self.origins.index_select(0, rows)
+        return self if torch.equal(origins, self.origins) else _SharedStart(origins, self.n)
+
+
 @dataclass
 class _Buffer:
     """Keys and values side by side in a tensor with free space: a step writes one entry and copies none.
@@ -323,7 +341,8 @@ class _Buffer:
     both: Float[Tensor, "b g space d_and_e"]
     widths: tuple[int, int]  # d e
     written: int = 0
-    left: Tensor | None = None  # the tensor of the buffer this one was selected from, for the next selection
+    start: _SharedStart | None = None  # None if no rows were selected, or the first entries were forgotten since
+    left: _Buffer | None = None  # the tensor of the buffer this one was selected from, for the next selection
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -357,18 +376,27 @@ class _Buffer:
 
         A beam search selects at every step. On a CPU it writes in turns into two tensors, because the first write to
         memory that is new to the process takes longer than the copy. A tensor is written again once nothing else holds
-        it.
+        it. The beams of a prompt move among themselves, so both tensors keep the prompt, and only what follows is
+        copied.
         """
-        left = self.left
-        if left is not None and len(left) == rows.numel() and is_only_tensor_of_memory(left):
-            other = _Buffer(left, self.widths)
+        space, left = self.both.shape[2], self.left
+        if not can_read_values(rows):  # to compare where rows come from would wait for the device
+            other = _Buffer.like(self.both, self.widths[0], space, rows.numel())
+            torch.index_select(self.both.narrow(2, first, n), 0, rows, out=other.both.narrow(2, 0, n))
+            other.written = n
+            return other
+        start = _SharedStart(rows.clone(), n) if first or self.start is None else self.start.select(rows)
+        done = 0
+        if left is not None and len(left.both) == rows.numel() and is_only_tensor_of_memory(left.both):
+            other = _Buffer(left.both, self.widths)
+            done = start.n if start is left.start else 0
         else:
-            other = _Buffer.like(self.both, self.widths[0], self.both.shape[2], rows.numel())
-        torch.index_select(self.both.narrow(2, first, n), 0, rows, out=other.both.narrow(2, 0, n))
-        other.written = n
-        if self.both.device.type == "cpu" and self.both.nbytes <= MAX_LEFT_BYTES:
-            with torch.inference_mode(False):
-                other.left = self.both.detach()  # a view would hold the tensor it is a view of
+            other = _Buffer.like(self.both, self.widths[0], space, rows.numel())
+        torch.index_select(self.both[:, :, first + done : first + n], 0, rows, out=other.both[:, :, done:n])
+        other.written, other.start = n, start
+        if self.both.nbytes <= MAX_LEFT_BYTES:
+            with torch.inference_mode(False):  # a view would hold the tensor it is a view of
+                other.left = _Buffer(self.both.detach(), self.widths, start=self.start)
         return other
 
 
