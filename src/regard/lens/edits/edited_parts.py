@@ -45,6 +45,7 @@ MAX_ROW_ENTRIES = 2**26  # weights of few queries, which are stored
 FEW_QUERIES = 16, 64  # a number, and the largest part of all queries, 1 / 64
 MAX_STRIP = 64  # keys with a bias
 MAX_RUNS = 8  # stretches of cut keys, or of queries with the same edits
+CAUSAL = Causal()
 FEW_HEADS = 4  # the largest part of all heads is 1 / 4
 
 
@@ -254,8 +255,8 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
         return None  # a log-sum-exp of the kernel has no gradient
     outs = []
     for run in runs:
-        if is_causal and (last := _run_last(q, k, v, run, seen.score)) is not None:
-            outs.append(last)
+        if is_causal and (out := _run_stretches(q, k, v, run, seen.score)) is not None:
+            outs.append(out)
             continue
         found = []
         for keys, is_square in (
@@ -273,28 +274,48 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
     return _join_rows(outs)
 
 
-def _run_last(q: Tensor, k: Tensor, v: Tensor, run: QueryRun, score: Any) -> Tensor | None:
-    """Return the output of a run under a causal mask by one call, in which it is the last queries of fewer keys.
+def _run_stretches(q: Tensor, k: Tensor, v: Tensor, run: QueryRun, score: Any) -> Tensor | None:
+    """Return the output of a run under a causal mask, in which each stretch of queries is the last of fewer keys.
 
-    None if keys of the run itself are cut, if keys have a bias, or if no kernel on a GPU takes such a call.
+    None if keys have a bias, or if there is no kernel on a GPU for such stretches.
     """
     start, stop = run.rows.start, run.rows.stop
-    if not start or not _has_last_kernel(q) or run.amounts or run.raised or run.of_keys(run.rows).cut:
+    cut = run.of_keys(slice(0, stop)).cut
+    left = _gaps(cut, stop)
+    if run.amounts or run.raised or not _has_kernel_for_last_queries(q, k, v):
         return None
-    k, v = (_join_rows([x[:, :, keys] for keys in _gaps(run.of_keys(slice(0, stop)).cut, stop)]) for x in (k, v))
-    call = Call.of(q[:, :, run.rows], k, v, score=score, mask=Causal())
-    return None if plan_varlen(call) is None else dispatch.choose(call).run()[0]
+    if not left:  # these queries see no key
+        return q.new_zeros(*q.shape[:2], stop - start, v.shape[-1])
+    k, v = (_join_rows([x[:, :, keys] for keys in left]) for x in (k, v))
+    outs, done = [], sum(max(0, min(keys.stop, start) - keys.start) for keys in left)
+    for low, high, is_cut in _stretches(left, cut):
+        rows = slice(max(low, start), high)
+        if (n := rows.stop - rows.start) <= 0:
+            continue
+        done += 0 if is_cut else n
+        if done:
+            mask = None if is_cut or n == 1 else CAUSAL
+            call = Call.of(q[:, :, rows], k[:, :, :done], v[:, :, :done], score=score, mask=mask)
+            outs.append(dispatch.choose(call).run()[0])
+        else:  # these queries see no key
+            outs.append(q.new_zeros(*q.shape[:2], n, v.shape[-1]))
+    return _join_rows(outs)
 
 
-def _has_last_kernel(q: Tensor) -> bool:
-    """Whether there may be a kernel for the last queries of more keys under a causal mask."""
-    return q.is_cuda
+def _has_kernel_for_last_queries(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a kernel takes fewer queries than keys under a causal mask, the last query at the last key."""
+    return q.is_cuda and k.shape[2] > 2 and plan_varlen(Call.of(q[:, :, -2:], k, v, mask=CAUSAL)) is not None
 
 
 def _gaps(cut: Sequence[tuple[int, int]], n: int) -> list[slice]:
     """Return the stretches between those that are cut from n keys."""
     bounds = [0, *(x for pair in cut for x in pair), n]
     return [slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True) if pair[0] < pair[1]]
+
+
+def _stretches(left: Sequence[slice], cut: Sequence[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+    """Return all stretches in order, True for those that are cut."""
+    return sorted([*((keys.start, keys.stop, False) for keys in left), *((*pair, True) for pair in cut)])
 
 
 def _join_rows(parts: Sequence[Tensor]) -> Tensor:
@@ -364,8 +385,7 @@ def _without_keys(
         return _attend(q, k, v, score, False)
     out, lse = _attend(_join_rows([q[:, :, keys] for keys in left]), k, v, score, True)
     parts, done = [], 0
-    runs = [*((rows.start, rows.stop, False) for rows in left), *((*pair, True) for pair in cut)]
-    for start, stop, is_cut in sorted(runs):
+    for start, stop, is_cut in _stretches(left, cut):
         n = stop - start
         if not is_cut:
             parts.append((out[:, :, done : done + n], lse[:, :, done : done + n]))
