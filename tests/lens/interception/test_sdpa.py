@@ -6,8 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.lens.interception.sdpa import _LSE_SINK, SDPA, install_hook, remove_hook, run_with_lse, sdpa_with_lse
+from regard.lens.interception.sdpa import (
+    _LSE_SINK,
+    SDPA,
+    install_hook,
+    recompute_lse,
+    remove_hook,
+    run_with_lse,
+    sdpa_with_lse,
+)
 
 
 def tensors(h=4, g=4, i=9, j=9, d=6, dtype=torch.float32):
@@ -64,14 +73,68 @@ def test_there_is_none_where_the_kernel_is_another(made, asked):
     assert torch.equal(out, expected)
 
 
-def test_there_is_none_for_three_dims_gaps_and_autocast():
+def test_there_is_none_for_three_dims_and_gaps():
     q, k, v = tensors()
     assert sdpa_with_lse(q[0], k[0], v[0])[1] is None
     assert sdpa_with_lse(q[..., ::2], k[..., ::2], v[..., ::2])[1] is None
+
+
+def autocast_case(device, n=9, **made):
+    """Leaves of several dtypes, of which rotated queries and keys are float32 and values are not."""
+    q, k, v = tensors(i=n, j=n, **made)
+    return [q.to(device), k.to(device), v.to(device, torch.bfloat16)]
+
+
+def autocast_run(function, given, asked, device):
+    """Output, lse or None, gradients, and the fused kernels that ran, under autocast."""
+    leaves = [x.clone().requires_grad_() for x in given]
+    with Kernels() as kernels, torch.autocast(device, torch.bfloat16):
+        out = function(*leaves, **asked)
+    out, lse = out if isinstance(out, tuple) else (out, None)
+    return out, lse, torch.autograd.grad(out.float().square().sum(), leaves), kernels.ran
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the fused attention kernels that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "attention" in str(func):
+            self.ran.append((func, args[0].dtype))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("asked", [{}, {"is_causal": True}, {"scale": 0.3}])
+@pytest.mark.parametrize("g", [4, 2])
+def test_under_autocast_the_kernel_of_autocast_runs_once_with_its_bits(g, asked):
+    given, asked = autocast_case("cpu", g=g), {**asked, "enable_gqa": g < 4}
+    plain, _, plain_grads, plain_kernels = autocast_run(F.scaled_dot_product_attention, given, asked, "cpu")
+    out, lse, grads, kernels = autocast_run(sdpa_with_lse, given, asked, "cpu")
+    assert kernels == plain_kernels
+    assert len(kernels) == 1
+    assert kernels[0][1] == torch.bfloat16
+    assert torch.equal(out, plain)
+    assert all(map(torch.equal, grads, plain_grads))
+    q, k = (x.bfloat16() for x in given[:2])
+    assert torch.equal(lse, sdpa_with_lse(q, k, given[2], **asked)[1])
+
+
+def test_autocast_leaves_float64_and_other_devices_alone():
+    q, k, v = tensors(dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         out, lse = sdpa_with_lse(q, k, v)
-    assert lse is None
-    assert out.dtype == torch.bfloat16
+        assert torch.equal(out, F.scaled_dot_product_attention(q, k, v))
+    assert out.dtype == lse.dtype == torch.float64
+
+
+def test_a_statistic_of_a_call_before_autocast_is_not_cast():
+    q, k, _ = tensors()
+    expected = recompute_lse(q, k, is_causal=True, scale=None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(recompute_lse(q, k, is_causal=True, scale=None), expected)
 
 
 def test_wrong_calls_raise_as_they_do():
@@ -170,3 +233,28 @@ def test_kernels_of_a_gpu_tell_the_statistic_under_a_mask(is_bool, rows, n):
         torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, mask), rtol=0, atol=0, equal_nan=True)
     s = (q.double() @ k.double().mT * 64**-0.5).masked_fill(~seen, -torch.inf)
     torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("asked", [{}, {"is_causal": True}, {"masked": True}])
+@pytest.mark.parametrize(("g", "d"), [(8, 64), (2, 128)])
+def test_kernels_of_a_gpu_run_once_under_autocast_with_its_bits(g, d, asked):
+    given, options = autocast_case("cuda", n=500, h=8, g=g, d=d), {"enable_gqa": g < 8}
+    if "masked" in asked:
+        options["attn_mask"] = torch.randn(2, 1, 500, 500, device="cuda")  # float32, which autocast casts
+    else:
+        options |= asked
+    plain, _, plain_grads, plain_kernels = autocast_run(F.scaled_dot_product_attention, given, options, "cuda")
+    out, lse, grads, kernels = autocast_run(sdpa_with_lse, given, options, "cuda")
+    assert kernels == plain_kernels
+    assert torch.equal(out, plain)
+    for grad, expected in zip(grads, plain_grads, strict=True):  # the backward pass of cuDNN adds in any order
+        torch.testing.assert_close(grad, expected, atol=0.02, rtol=0.02)
+    q, k = (x.bfloat16().double() for x in given[:2])
+    s = q @ k.repeat_interleave(8 // g, 1).mT * d**-0.5
+    if "is_causal" in asked:
+        s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril(), -torch.inf)
+    if "masked" in asked:
+        s = s + options["attn_mask"].bfloat16()
+    assert (lse - s.logsumexp(-1)).abs().max() < 1e-3

@@ -85,6 +85,20 @@ def test_a_step_of_several_passes_has_the_numbers_of_the_joined_batch():
     same(split.history, joined.history, atol=1e-6, rtol=1e-6)
 
 
+def test_numbers_are_tallied_when_a_pass_ends_and_the_measures_of_rows_are_released():
+    model = Watched()
+    monitor = Monitor(model)
+    with monitor:
+        for n, tokens in enumerate(batches()[:2], start=1):
+            model(tokens)
+            entries = [*monitor._watch.recorder.entries.values()]
+            assert len(entries) == 2 * n
+            assert not any(entry.names for entry in entries)
+        model.layers[0](torch.randn(1, 9, 16))  # not within a pass of the model: tallied when the step ends
+        assert monitor._watch.recorder.entries["layers.0", 2].names
+    assert monitor.history.latest("logit", "layers.0").isfinite().all()
+
+
 def test_watching_changes_no_weight_and_every_nth_step_is_watched():
     plain, seen = Watched(), Watched()
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (plain, seen)]

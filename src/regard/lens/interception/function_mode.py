@@ -235,7 +235,7 @@ class AttentionMode(TorchFunctionMode):
         everywhere = self.recorder is not None and self.recorder.values  # any layer may hold an output projection
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
         hooks = [self.model.register_forward_pre_hook(LensHook(self._begin))]
-        if kinds:
+        if kinds or (self.recorder is not None and self.recorder.pass_ended is not None):
             hooks.append(self.model.register_forward_hook(LensHook(self._end), always_call=True))
         self._on = True
         _OPEN[self] = None
@@ -825,8 +825,12 @@ class AttentionMode(TorchFunctionMode):
             self.interpreter.begin_pass()
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
-        if not is_compiling():
-            self.here.in_model = False
+        if is_compiling():
+            return
+        self.here.in_model = False
+        if self.recorder is not None and self.recorder.pass_ended is not None:
+            with torch_internals.without_function_modes():  # a hook runs while the mode is active
+                self.recorder.pass_ended()
 
     def _enter_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_compiling() and not is_watched_trace():

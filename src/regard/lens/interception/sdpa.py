@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.nn.parameter import Parameter
 from torch.overrides import has_torch_function
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -41,13 +42,16 @@ def sdpa_with_lse(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of `F.scaled_dot_product_attention`, by the kernel that it selects, and the lse, `b h i`.
 
-    The lse is None with dropout, with a mask on the CPU, if PyTorch has no fused kernel, and if another function mode
-    or a tensor subclass intercepts the function by its name.
+    Under autocast the kernel gets the tensors that autocast would pass to it. The lse is None with dropout, with a mask
+    on the CPU, if PyTorch has no fused kernel, and if another function mode or a tensor subclass intercepts the
+    function by its name.
     """
-    if not dropout_p and (attn_mask is None or _is_plain_mask(attn_mask, query)):
-        result = _run_kernel(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-        if result is not None:
-            return result
+    if not dropout_p and _is_plain(query, key, value):
+        q, k, v, mask = _cast_for_autocast(query, key, value, attn_mask)
+        if mask is None or _is_plain_mask(mask, q):
+            result = _run_kernel(q, k, v, mask, is_causal, scale, enable_gqa)
+            if result is not None:
+                return result
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     return run_sdpa(query, key, value, attn_mask, **options), None
 
@@ -71,6 +75,8 @@ def is_recompute_cheap(q: Tensor, k: Tensor) -> bool:
 
 def recompute_lse(q: Tensor, k: Tensor, *, is_causal: bool, scale: float | None) -> Tensor | None:
     """Return the lse, `b h i`, of an attention that has run; None if PyTorch has no fused kernel for it."""
+    if not _is_plain(q, k, k):
+        return None
     result = _run_kernel(q, k, k, None, is_causal, scale, q.shape[1] != k.shape[1])
     return None if result is None else result[1]
 
@@ -176,9 +182,7 @@ def run_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *
 def _run_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return output and lse, or None if PyTorch selects no fused kernel."""
-    if not _is_plain(q, k, v):
-        return None
+    """Return output and lse, or None if PyTorch selects no fused kernel; autocast casts nothing in these kernels."""
     # The original function calls this too, so both select the same kernel.
     kernel = torch_internals.choose_sdp_kernel(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
     if kernel <= SdpaKernel.MATH:
@@ -222,10 +226,18 @@ def _is_plain_mask(mask: Any, q: Tensor) -> bool:
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True if PyTorch passes these tensors to a kernel as they are."""
-    return (
-        not has_torch_function((q, k, v))
-        and not torch_internals.is_any_autocast_enabled()
-        and (q.is_cuda or q.is_cpu)
-        and not is_traced()
-    )
+    """True if PyTorch passes these tensors to a kernel as they are, or as autocast casts them."""
+    return not has_torch_function((q, k, v)) and (q.is_cuda or q.is_cpu) and not is_traced()
+
+
+def _cast_for_autocast(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """Return the tensors as the kernel gets them: autocast casts all floating tensors of its device but float64."""
+    if not torch_internals.is_any_autocast_enabled() or not torch.is_autocast_enabled(device := q.device.type):
+        return q, k, v, mask
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(x: Any) -> Any:
+        is_plain = type(x) in (Tensor, Parameter) and x.device.type == device
+        return x.to(dtype) if is_plain and x.is_floating_point() and x.dtype != torch.float64 else x
+
+    return cast(q), cast(k), cast(v), cast(mask)

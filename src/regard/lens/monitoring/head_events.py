@@ -114,7 +114,7 @@ def _all_heads(history: HeadHistory, measure: str) -> Iterator[tuple[list[tuple[
     """Yield the layer and head of each column, and the measure, `steps columns`; nothing if it was not watched."""
     if measure in history.measures and history.layers:
         place = [(layer, head) for layer in history.layers for head in range(history.heads(layer))]
-        yield place, torch.cat(list(history[measure].values()), 1)
+        yield place, history.all_heads(measure)
 
 
 def _begins(holds: Tensor, recovers: Tensor) -> list[tuple[int, int]]:

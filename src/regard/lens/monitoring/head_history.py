@@ -57,6 +57,7 @@ class HeadHistory:
         self.events: list[HeadEvent] = list(events)
         self._ran: list[tuple[str, ...]] = []  # the layers of each step
         self._values: dict[str, Tensor] = {}  # layer -> steps measures heads, with room for more steps
+        self._joined: Tensor | None = None  # the numbers of all layers at the steps so far
 
     def add(self, step: int, values: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Add the numbers of a step, a tensor of heads for each layer and measure; a measure may be left out."""
@@ -71,6 +72,9 @@ class HeadHistory:
                 if kept is not None:
                     room[: len(kept)] = kept
                 self._values[layer] = room
+            if tuple(named) == self.measures:
+                self._values[layer][n] = torch.stack([*named.values()])
+                continue
             for at, name in enumerate(self.measures):
                 if name in named:
                     self._values[layer][n, at] = named[name]
@@ -97,6 +101,12 @@ class HeadHistory:
         if len(kept) < n:  # the layer did not run at the last steps
             kept = self._values[layer] = torch.cat([kept, kept.new_full((n, *kept.shape[1:]), math.nan)])
         return kept[:n]
+
+    def all_heads(self, measure: str) -> Tensor:
+        """Return a measure of all heads over steps, `steps heads`, layer by layer."""
+        if self._joined is None or self._joined.shape[0] != len(self.steps):  # rules read several measures of a step
+            self._joined = torch.cat([self.numbers(layer) for layer in self._values], 2)
+        return self._joined[:, self._index(measure)]
 
     def __getitem__(self, measure: str) -> dict[str, Tensor]:
         """Return a measure over steps, `steps heads` for each layer; NaN at steps in which the layer did not run."""

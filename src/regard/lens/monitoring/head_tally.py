@@ -2,17 +2,20 @@
 
 For each layer and head: the largest logit of any row, and means of the other measures in which every row counts the
 same, whichever batch or process it is in. Rows are queries that are real tokens and see a key. Sums are float64.
+
+Calls of one size are tallied together, in some thirty operators for all layers. From a GPU their numbers are copied
+while it goes on, so that the end of a step waits for the forward pass, not for what was launched after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..real_tokens import RealTokens
+from ...ops.call import no_autocast
 from ..recording.reduced import Reduced
 from ..recording.sampled_weights import SparseWeights
 from ..tape.overview import SINK_SHARE, counted_queries, largest_logit
@@ -20,73 +23,131 @@ from ..tape.overview import SINK_SHARE, counted_queries, largest_logit
 MEANS = ("entropy", "max", "distance", "sink", "received")
 MEASURES = ("logit", *MEANS)
 KEPT_FOR = {"sink": "received"}  # measure -> the measure of `capture(keep=[...])` that it is computed from
+MAX_ENTRIES = 2**24  # numbers of one measure that are tallied together
+
+Entry = Reduced | SparseWeights
 
 
 class HeadTally:
-    """Sums over rows, and maxima, for each layer."""
+    """The numbers of each call: the largest logits, sums of MEANS over rows, and the number of rows."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, tuple[Tensor, Tensor]] = {}  # layer -> maxima 1 h, and sums of MEANS and rows, 6 h
+        self._calls: list[tuple[str, Entry]] = []
+        self._numbers: dict[int, tuple[Entry, _Numbers, int]] = {}  # id of a call -> the call, and its place in numbers
+        self._layers: dict[str, Tensor] | None = None  # layer -> numbers of all its calls, 7 h
 
-    def add(self, layer: str, entry: Reduced | SparseWeights, real: RealTokens) -> None:
-        """Add one call of a layer."""
-        kept = entry.measures() if isinstance(entry, SparseWeights) else entry
-        measures = {name: kept[name] for name in kept.kept}
-        device = next(iter(measures.values())).device
-        visible = counted_queries(measures, kept.shape, device, real.queries)  # b h i
-        rows = visible.sum(-1).double()  # b h
-        missing = torch.full_like(rows[0], torch.nan)
-        logit = largest_logit(measures["logit"], visible).double().amax(0) if "logit" in measures else missing
-        sums = [
-            torch.where(visible, measures[name], 0.0).double().sum((0, 2)) if name in measures else missing
-            for name in ("entropy", "max", "distance")
-        ]
-        if "received" in measures:
-            share = measures["received"].double() / rows.clamp(min=1)[..., None]
-            sinks = torch.where(share <= SINK_SHARE, 0.0, share).sum(-1)
-            largest = share.amax(-1) if share.shape[-1] else torch.zeros_like(rows)
-            sums += [(sinks * rows).sum(0), (largest * rows).sum(0)]
-        else:
-            sums += [missing, missing]
-        self._put(layer, logit[None], torch.stack([*sums, rows.sum(0)]))
+    @torch.no_grad()
+    def add(self, calls: Sequence[tuple[str, Entry]]) -> None:
+        """Take in all calls of the step so far, each with its layer; those added before are not computed again."""
+        self._calls, self._layers = list(calls), None
+        groups: dict[Hashable, list[tuple[Entry, Reduced]]] = {}
+        for _, entry in calls:
+            if id(entry) in self._numbers:
+                continue
+            kept = entry.measures() if isinstance(entry, SparseWeights) else entry
+            first, queries = kept[kept.kept[0]], entry.real.counted
+            alike = tuple(kept.shape), kept.kept, first.dtype, first.device, None if queries is None else id(queries)
+            groups.setdefault(alike, []).append((entry, kept))
+        for group in groups.values():
+            size = max(1, MAX_ENTRIES // max(1, group[0][1].shape[:-1].numel()))
+            for start in range(0, len(group), size):
+                self._add_alike(group[start : start + size])
 
-    def _put(self, layer: str, maxima: Tensor, sums: Tensor) -> None:
-        if layer in self._numbers:
-            before, total = self._numbers[layer]
-            maxima, sums = torch.maximum(before, maxima), total + sums
-        self._numbers[layer] = maxima, sums
+    def _add_alike(self, calls: Sequence[tuple[Entry, Reduced]]) -> None:
+        """Compute the numbers of calls of one size with the same real queries, and release their measures."""
+        queries, (_, kept) = calls[0][0].real.counted, calls[0]
+        with no_autocast(kept[kept.kept[0]].device):
+            numbers = _Numbers(_numbers([each for _, each in calls], queries))
+        for at, (entry, each) in enumerate(calls):
+            self._numbers[id(entry)] = entry, numbers, at
+            each.release()
+
+    def _numbers_by_layer(self) -> dict[str, Tensor]:
+        """Return the numbers of each layer over all its calls, on the CPU: 7 h."""
+        if self._layers is None:
+            self._layers = {}
+            for layer, entry in self._calls:
+                _, numbers, at = self._numbers[id(entry)]
+                found, before = numbers.on_cpu[at], self._layers.get(layer)
+                self._layers[layer] = found if before is None else _join(before, found)
+        return self._layers
 
     def reduce_over_processes(self, device: torch.device) -> None:
         """Join the tallies of all processes of the default group; does nothing in one process."""
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        own = {layer: sums.shape[1] for layer, (_, sums) in self._numbers.items()}
+        joined = self._numbers_by_layer()
+        own = {layer: x.shape[1] for layer, x in joined.items()}
         layouts: list[Mapping[str, int]] = [own] * dist.get_world_size()
         dist.all_gather_object(layouts, own)
         heads = {layer: n for layout in layouts for layer, n in layout.items()}
-        for layer, n in heads.items():
-            if layer not in self._numbers:
-                maxima = torch.full((1, n), -torch.inf, dtype=torch.float64, device=device)
-                self._numbers[layer] = maxima, torch.zeros(len(MEANS) + 1, n, dtype=torch.float64, device=device)
         if not heads:
             return
-        maxima = torch.cat([self._numbers[layer][0].to(device) for layer in heads], 1)
-        sums = torch.cat([self._numbers[layer][1].to(device) for layer in heads], 1)
+        empty = {layer: torch.zeros(1 + len(MEASURES), n, dtype=torch.float64) for layer, n in heads.items()}
+        for x in empty.values():
+            x[0] = -torch.inf
+        whole = torch.cat([joined.get(layer, empty[layer]) for layer in heads], 1).to(device)
+        maxima, sums = whole[:1].contiguous(), whole[1:].contiguous()
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
         dist.all_reduce(sums, dist.ReduceOp.SUM)
-        parts = [x.split(list(heads.values()), 1) for x in (maxima, sums)]
-        self._numbers = dict(zip(heads, zip(*parts, strict=True), strict=True))
+        parts = torch.cat([maxima, sums]).cpu().split(list(heads.values()), 1)
+        self._layers = dict(zip(heads, parts, strict=True))
 
     def values(self, measures: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
         """Return the numbers of each layer by measure, a tensor of heads each, float32 on the CPU."""
-        if not self._numbers:
+        if not (joined := self._numbers_by_layer()):
             return {}
-        # One transfer from the GPU for all numbers.
-        every = [torch.cat([maxima, sums[:-1] / sums[-1:].clamp(min=1)]) for maxima, sums in self._numbers.values()]
-        device = every[0].device
-        joined = torch.cat([x.to(device) for x in every], 1).float().cpu()
-        parts = joined.split([x.shape[1] for x in every], 1)
+        whole = torch.cat([*joined.values()], 1)
+        whole = torch.cat([whole[:1], whole[1:-1] / whole[-1:].clamp(min=1)]).float()
+        chosen = whole[[MEASURES.index(name) for name in measures]]
+        parts = chosen.split([x.shape[1] for x in joined.values()], 1)
         return {
-            layer: {name: part[MEASURES.index(name)].clone() for name in measures}
-            for layer, part in zip(self._numbers, parts, strict=True)
+            layer: dict(zip(measures, part.clone().unbind(), strict=True))
+            for layer, part in zip(joined, parts, strict=True)
         }
+
+
+class _Numbers:
+    """Numbers of calls of one size, `n 7 h`, on their way to the CPU."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers, self._copied = numbers, None
+        if numbers.is_cuda:
+            self._numbers = numbers.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.current_stream(numbers.device).record_event()
+
+    @property
+    def on_cpu(self) -> Tensor:
+        """The numbers; waits until they are copied."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        self._numbers = self._numbers.cpu()
+        return self._numbers
+
+
+def _numbers(calls: Sequence[Reduced], queries: Tensor | None) -> Tensor:
+    """Return maxima, sums of MEANS and rows of calls of one size, `n 7 h`."""
+    kept, n = calls[0].kept, len(calls)
+    measures = {name: torch.stack([call[name] for call in calls]) for name in kept}  # n b h i, or n b h j
+    visible = counted_queries(measures, calls[0].shape, measures[kept[0]].device, queries)
+    rows = visible.sum(-1).double().expand(n, -1, -1)  # n b h
+    missing = rows.new_full((n, rows.shape[2]), torch.nan)
+    found = [largest_logit(measures["logit"], visible).double().amax(1) if "logit" in measures else missing]
+    found += [
+        torch.where(visible, measures[name], 0.0).sum((1, 3), dtype=torch.float64) if name in measures else missing
+        for name in ("entropy", "max", "distance")
+    ]
+    if "received" in measures:
+        share = measures["received"].double() / rows.clamp(min=1)[..., None]
+        sinks = torch.where(share <= SINK_SHARE, 0.0, share).sum(-1)
+        largest = share.amax(-1) if share.shape[-1] else torch.zeros_like(rows)
+        found += [(sinks * rows).sum(1), (largest * rows).sum(1)]
+    else:
+        found += [missing, missing]
+    return torch.stack([*found, rows.sum(1)], 1)
+
+
+def _join(one: Tensor, other: Tensor) -> Tensor:
+    """Return the numbers of two parts of a batch, `7 h` each, as those of the whole."""
+    return torch.cat([torch.maximum(one[:1], other[:1]), one[1:] + other[1:]])

@@ -275,7 +275,14 @@ class _Watch:
         kept = dict.fromkeys(
             KEPT_FOR.get(name, name) for name in (*monitor.measures, "max")
         )  # max: rows that see a key
-        self.recorder = Recorder(store=Store(), layers=monitor.layers, keep=tuple(kept), counts=monitor._counts_pass)
+        self.tally = HeadTally()
+        self.recorder = Recorder(
+            store=Store(),
+            layers=monitor.layers,
+            keep=tuple(kept),
+            counts=monitor._counts_pass,
+            pass_ended=self._tally_calls,
+        )
         with ExitStack() as stack:
             interpreter = Interpreter(self.recorder.store, holds_biases=False)
             self.mode: AttentionMode = stack.enter_context(intercept(monitor.model, self.recorder, interpreter))
@@ -286,18 +293,23 @@ class _Watch:
                 diagnostics.warn_scripted(self.mode)
             self.stack = stack.pop_all()
 
+    def _tally_calls(self) -> None:
+        """Add the calls that were recorded so far to the tally."""
+        calls = []
+        for (layer, _), entry in self.recorder.entries.items():
+            assert not isinstance(entry, Record)  # with keep=, a recorder holds measures alone
+            calls.append((shown_name(layer), entry))
+        self.tally.add(calls)
+
     def close(self) -> dict[str, dict[str, Tensor]]:
         """End the interception; return the numbers of each layer, the same in every process."""
         self.stack.close()
         self.recorder.close()
-        tally = HeadTally()
-        for (layer, _), entry in self.recorder.entries.items():
-            assert not isinstance(entry, Record)  # with keep=, a recorder holds measures alone
-            tally.add(shown_name(layer), entry, entry.real)
+        self._tally_calls()
         device = next((x.device for x in self.monitor.model.parameters()), torch.device("cpu"))
-        tally.reduce_over_processes(device)
+        self.tally.reduce_over_processes(device)
         self._warn_once()
-        values = tally.values(self.monitor.measures)
+        values = self.tally.values(self.monitor.measures)
         if not values and self.monitor._skipped:
             raise ValueError(
                 "every forward pass of this step ran in evaluation mode without gradients, or in a paused block; call "

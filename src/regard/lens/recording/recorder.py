@@ -32,11 +32,12 @@ from torch import Tensor
 from ... import torch_internals
 from ...ops.call import SLOTS
 from ..interception.kernel_call import NotUnderstood
+from ..interception.sdpa import lse_is_reliable
 from ..layer_names import matches, shown_name
 from ..real_tokens import SharedRealTokens, with_own_queries
 from ..terms.changed_weights import Given
-from .generation import Memo, looks_back_only
-from .observed import ObservedAttention
+from .generation import Memo, looks_back_only, to_device
+from .observed import ObservedAttention, weights_of_observed
 from .record import Record, checksums
 from .reduced import Reduced, reduce
 from .sampled_weights import SparseWeights
@@ -45,6 +46,7 @@ from .unseen import Unseen, failure_reason
 from .written_rows import WrittenRows, have_weights
 
 if TYPE_CHECKING:
+    from ...ops.weights import Weights
     from ..interception.intercepted import InterceptedAttention
 
 Key = tuple[str, int]
@@ -95,6 +97,7 @@ class Recorder:
     values: bool = False
     gradients: bool = False
     counts: Callable[[], bool] | None = None  # calls are recorded only while it returns True; None for always
+    pass_ended: Callable[[], None] | None = None  # called when a forward pass of the model ends
     memo: Memo = field(default_factory=dict)
     passed_over: set[str] = field(default_factory=set)  # layers that attended but match no pattern in `layers`
     changed: dict[str, str] = field(default_factory=dict)  # layer -> how the model changed weights after the softmax
@@ -426,9 +429,7 @@ class Recorder:
         observed = _cast(observed)
         self._check_heads(name, observed.q.shape[1])
         if self.keep is not None:
-            record = Record(name, observed, Store(), heads=self.heads, values=False)
-            key = self._next_key(name)
-            A = record.weights({})
+            key, A = self._next_key(name), _weights_of_call(observed, self.heads)
             before = {
                 other: entry.real for other in self._latest.values() if (entry := self._find_reduced(other)) is not None
             }
@@ -589,6 +590,24 @@ def _interpret(attention: InterceptedAttention) -> ObservedAttention | NotUnders
         raise
     except Exception as error:
         return NotUnderstood(failure_reason("reading its arguments", error))
+
+
+def _weights_of_call(observed: ObservedAttention, heads: list[int] | None) -> Weights:
+    """Return the weights of a call, of some heads or of all, to be read at once."""
+    q, k, statistic = observed.q.detach(), observed.k.detach(), observed.statistic
+    if heads is not None:
+        h, g = q.shape[1], k.shape[1]
+        q, k = q[:, heads], k[:, [head * g // h for head in heads]]
+        statistic = None if statistic is None else statistic[:, heads]
+    if statistic is not None and not lse_is_reliable(q, k):
+        statistic = None
+    terms: Any = {slot: _on_device(getattr(observed, slot), q.device) for slot in SLOTS}
+    return weights_of_observed(q, k, heads, **terms, offset=observed.offset, statistic=statistic)
+
+
+def _on_device(term: Any, device: torch.device) -> Any:
+    """Return a term with its tensors on a device: the term itself, which layers share, if they are there."""
+    return term if term is None or all(x.device == device for x in term.tensors()) else to_device(term, device)
 
 
 def _cast(observed: ObservedAttention) -> ObservedAttention:

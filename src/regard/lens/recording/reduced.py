@@ -11,10 +11,11 @@ from torch import Tensor
 from ...ops.blocks.pool_bins import Axis, How
 from ...ops.weights import MAX_MAP_CELLS, Weights
 from ..real_tokens import RealTokens, distance_between, without_queries
-from .store import KeptTensor, Store
+from .store import KeptTensor, Store, TensorInMemory
 
 WEIGHT_MEASURES = ("entropy", "received", "max", "distance")
 MEASURE_NAMES = (*WEIGHT_MEASURES, "logit")
+MAX_HELD_SHARE = 1.5  # memory of results that are kept without a copy, relative to their own size
 
 
 class Reduced:
@@ -91,6 +92,10 @@ class Reduced:
         named = next((name for name in self.maps if self[name].shape[2:] == (rows, cols)), f"pool:{rows}")
         return self[named if how == "mean" else peaks_of(named)]
 
+    def release(self) -> None:
+        """Release all tensors."""
+        self._measures.clear()
+
     def __repr__(self) -> str:
         return f"Reduced({' x '.join(map(str, self.shape))}, {', '.join(self.kept)})"
 
@@ -136,7 +141,19 @@ def reduce(A: Weights, keep: Sequence[str], store: Store, what: str, real: RealT
         values["received"] = counted.received()
     if "distance" in values and (distance := distance_between(A, real)) is not None:
         values["distance"] = distance
-    return Reduced(A.shape, {name: store.put(x, f"{what}: {name}") for name, x in values.items()}, real)
+    return Reduced(A.shape, _keep(values, store, what), real)
+
+
+def _keep(values: Mapping[str, Tensor], store: Store, what: str) -> dict[str, KeptTensor]:
+    """Keep results in the store; without copies if they fill most of their memory, which no other code writes to."""
+    if not store.in_place or any(x.is_inference() for x in values.values()):
+        return {name: store.put(x, f"{what}: {name}") for name, x in values.items()}
+    memory = {(held := x.untyped_storage()).data_ptr(): held.nbytes() for x in values.values()}
+    if sum(memory.values()) > MAX_HELD_SHARE * sum(x.nbytes for x in values.values()):
+        return {name: store.put(x, f"{what}: {name}") for name, x in values.items()}
+    for name, x in values.items():
+        store.charge(x.nbytes, f"{what}: {name}", x)
+    return {name: TensorInMemory(x) for name, x in values.items()}
 
 
 def _map_axes(shape: torch.Size, name: str) -> tuple[Axis, Axis]:
