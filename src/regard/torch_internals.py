@@ -334,6 +334,43 @@ KERNEL_PARAMETERS: dict[Any, tuple[str, ...]] = {
 }
 
 
+# Operators of these kernels, whose second output is the log-sum-exp, and the position of the argument that requests it.
+# Without these and the class: summaries of compiled models take a second pass over queries and keys.
+STATISTIC_FLAGS: dict[Any, int | None] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: None,
+    torch.ops.aten._scaled_dot_product_flash_attention.default: None,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: 4,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default: 4,
+}
+SDPA_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+
+
+class KernelStatistics(DispatchMode):
+    """Keep the log-sum-exp of attention kernels that run within the block, or that a compiler traces there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[Tensor] = []
+
+    @property
+    def only(self) -> Tensor | None:
+        """The log-sum-exp of the kernel; None if none ran, or several."""
+        return self._found[0] if len(self._found) == 1 else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is SDPA_OPERATOR:  # PyTorch has not divided it yet, as in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func not in STATISTIC_FLAGS:
+            return func(*args, **kwargs)
+        if (flag := STATISTIC_FLAGS[func]) is not None:
+            args = (*args[:flag], True, *args[flag + 1 :])
+        result = func(*args, **kwargs)
+        self._found.append(result[1])
+        return result
+
+
 def flash_varlen(
     q: Tensor,
     k: Tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 import regard.lens.interception.compiled_models as compiled_models
 from regard import Causal, Padding
 from regard.lens import Cut, Monitor, Scale, capture, edit, knockouts, sweep
+from regard.lens.terms import interpret
 from regard.models import Gpt, GptConfig
 from regard.nn import Attention
 from tests.lens.sdpa_layers import D, H, Layer, Stack, tokens
@@ -187,6 +190,125 @@ def test_blocks_of_a_class_share_their_watched_graph():
     assert torch.equal(model(x), plain)
 
 
+class Padded(nn.Module):
+    """Three layers under the mask of padding that is given."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, attn_mask=keep[:, None, None])
+        return x
+
+
+class Lower(nn.Module):
+    """Three layers, each of which makes the same causal mask and repeats its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(kv_heads=2, repeat=True) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            n = torch.arange(x.shape[1])
+            x = x + layer(x, attn_mask=n[:, None] >= n)
+        return x
+
+
+def count_masks_read(monkeypatch) -> list:
+    """Return a list that grows by each mask that is read as terms."""
+    read, terms_of = [], interpret._terms_of
+
+    def counted(*given):
+        read.append(given)
+        return terms_of(*given)
+
+    monkeypatch.setattr(interpret, "_terms_of", counted)
+    return read
+
+
+@torch.no_grad()
+def test_a_mask_that_depends_on_no_input_is_read_once_and_not_computed_for_the_lens(monkeypatch):
+    model, x = Lower(), tokens()
+    with capture(model) as expected:
+        model(x)
+    compiled = aot(model, dynamic=False)
+    read, copies = count_masks_read(monkeypatch), []
+    monkeypatch.setattr(interpret, "_copies", lambda k, v: copies.append(k))
+    for _ in range(2):
+        with capture(compiled) as tape:
+            compiled(x)
+        assert tape[0].call.k.shape == (2, 2, 9, D // H)
+        for key, A in tape.items():
+            assert repr(A.call.mask) == "Causal()"
+            torch.testing.assert_close(A.dense(), expected[key].dense())
+    assert len(read) == 1
+    assert not copies  # the graph shows them
+    with edit(compiled, {"*": Scale(0, 0)}), capture(compiled) as tape:  # its graph has the mask, of the same entries
+        compiled(x)
+    assert repr(tape[2].call.mask) == "Causal()"
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_a_mask_of_an_input_is_read_once_in_each_run(monkeypatch):
+    model, keep = Padded(), torch.arange(9) < torch.tensor([[9], [6]])
+    compiled = aot(model)
+    compiled(tokens(), keep)
+    read = count_masks_read(monkeypatch)
+    with capture(compiled) as tape:
+        compiled(tokens(), keep)
+        compiled(tokens(), keep.flip(0))
+    assert len(read) == 2
+    for layer in tape.layers:
+        assert isinstance(tape[layer, 0].call.mask, Padding)
+        assert torch.count_nonzero(tape[layer, 0].dense()[1, ..., 6:]) == 0
+        assert torch.count_nonzero(tape[layer, 1].dense()[0, ..., 6:]) == 0
+    assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_a_layer_that_is_not_wanted_does_not_read_the_mask_for_those_that_are():
+    model, keep = Padded(), torch.arange(9) < torch.tensor([[9], [6]])
+    compiled = aot(model)
+    with capture(compiled, layers="layers.2") as tape:
+        compiled(tokens(), keep)
+    assert torch.count_nonzero(tape[0].dense()[1, ..., 6:]) == 0
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["sdpa", "multi head", "ours"])
+def test_the_log_sum_exp_is_that_of_the_kernel(name, backend, trains, monkeypatch):
+    model, x = FUSED[name]().train(trains), tokens()
+    with torch.set_grad_enabled(trains):
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        compiled(x)
+        with capture(compiled) as tape:
+            compiled(x)
+    for A in tape.values():
+        assert A.known_statistic is not None
+        q, k = A.call.q.double(), A.call.k.double()
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if isinstance(A.call.mask, Causal):
+            scores = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
+        torch.testing.assert_close(A.known_statistic[..., 0].double(), scores.logsumexp(-1), atol=1e-6, rtol=1e-6)
+    assert refusal(model) is None
+
+
+@torch.inference_mode()
+def test_inference_mode_has_the_log_sum_exp_too():
+    model, x = Stack(), tokens()
+    compiled = aot(model)
+    plain = compiled(x)
+    with capture(compiled) as tape:
+        assert torch.equal(compiled(x), plain)
+    assert all(A.known_statistic is not None for A in tape.values())
+    assert refusal(model) is None
+
+
 class CudaGraphs:
     """A backend that would record CUDA graphs."""
 
@@ -282,27 +404,6 @@ def test_inductor_compiles_the_watched_graph(mode):
     assert torch.equal(compiled(ids), plain)
     torch.testing.assert_close(tape[0].dense(), expected[0].dense())
     assert refusal(model) is None
-
-
-@torch.no_grad()
-def test_padding_is_a_term():
-    class Padded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Layer()
-
-        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-            return self.layer(x, attn_mask=keep[:, None, None])
-
-    model, keep = Padded(), torch.arange(9) < torch.tensor([[9], [6]])
-    compiled = aot(model)
-    compiled(tokens(), keep)
-    with capture(compiled) as tape:
-        compiled(tokens(), keep)
-        compiled(tokens(), keep.flip(0))
-    assert isinstance(tape["layer", 0].call.mask, Padding)
-    assert torch.count_nonzero(tape["layer", 0].dense()[1, ..., 6:]) == 0
-    assert torch.count_nonzero(tape["layer", 1].dense()[0, ..., 6:]) == 0
 
 
 @torch.no_grad()

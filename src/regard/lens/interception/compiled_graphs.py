@@ -34,6 +34,7 @@ from ..eager.dim_origins import DimOrigins, join_dims
 from ..eager.head_layout import LayerEvidence, choose_layout
 from ..eager.matmul import MATMUL_NAMES
 from ..eager.op_rules import EXP_NAMES, SOFTMAX_NAMES
+from .graph_masks import GraphMask, GraphMasks, MaskNode, copies_of_heads
 from .sdpa import SDPA
 from .torch_multihead import merged_mask, project_inputs
 
@@ -56,57 +57,43 @@ class WatchedCall(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    attn_mask: Tensor | None
+    attn_mask: Tensor | None  # None for a mask that the graph need not compute
     dropout_p: float
     is_causal: bool
     scale: float | None
     enable_gqa: bool
+    mask_number: int | None  # equal for calls of a graph that take the same mask
+    copies: int  # adjacent copies of each head of key and value
+    layer: str
     out: Tensor | Callable[[], Tensor]  # what the kernel returned, or a function that runs it
+    lse: Tensor | None = None  # the log-sum-exp of each row as the kernel returned it
 
 
-Report = Callable[[str, WatchedCall], Tensor | None]
+CALL_SCHEMA = (
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+    "bool enable_gqa, int? mask_number, int copies, str layer"
+)
+Report = Callable[[WatchedCall], Tensor | None]
 _REPORTS: list[Report] = []  # the function that gets the calls of all graphs
 
 
 def report_calls_to(report: Report) -> None:
-    """Pass each attention call of graphs to a function, with the name of its layer; it may return another output."""
+    """Pass each attention call of graphs to a function, which may return another output."""
     _REPORTS[:] = [report]
 
 
-def _watch_call(
-    after: Tensor,
-    out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    layer: str,
-) -> Tensor:
-    for report in _REPORTS:
-        report(layer, WatchedCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, out))
-    return torch.empty_like(after)
+def _watch_call(after: Tensor | None, out: Tensor, lse: Tensor | None, *call: Any) -> Tensor:
+    _REPORTS[0](WatchedCall._make((*call, out, lse)))
+    return torch.empty(1)
 
 
-def _change_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    layer: str,
-) -> Tensor:
+def _change_call(*call: Any) -> Tensor:
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, *_ = call
+
     def run() -> Tensor:
         return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
-    call = WatchedCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, run)
-    changed = _REPORTS[0](layer, call)
+    changed = _REPORTS[0](WatchedCall._make((*call, run, None)))
     out, declared = run() if changed is None else changed, _empty_output(query, key, value)
     return out if out.stride() == declared.stride() else declared.copy_(out)
 
@@ -119,46 +106,110 @@ def _empty_output(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
 
 @cache
 def _operators() -> tuple[Any, Any]:
-    """The two operators; no CUDA graph may hold them, since it would replay their kernels without calling them."""
+    """The two operators; no CUDA graph may hold them, since it would replay their kernels without calling them.
+
+    The one that watches takes tensors as the graph lays them out, so that the graph copies none for it.
+    """
     tags = torch_internals.UNSAFE_IN_CUDA_GRAPHS
-    watch = torch.library.custom_op("regard::watch_call", _watch_call, mutates_args=(), tags=tags)
-    watch.register_fake(lambda after, *call: torch.empty_like(after))
-    change = torch.library.custom_op("regard::change_call", _change_call, mutates_args=(), tags=tags)
+    watch = torch.library.custom_op(
+        "regard::watch_call",
+        _watch_call,
+        mutates_args=(),
+        schema=f"(Tensor? after, Tensor out, Tensor? lse, {CALL_SCHEMA}) -> Tensor",
+        tags=(*tags, torch.Tag.flexible_layout),
+    )
+    watch.register_fake(lambda *call: torch.empty(1))
+    change = torch.library.custom_op(
+        "regard::change_call", _change_call, mutates_args=(), schema=f"({CALL_SCHEMA}) -> Tensor", tags=tags
+    )
     change.register_fake(_empty_output)
     return torch.ops.regard.watch_call.default, torch.ops.regard.change_call.default
 
 
-def watch_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> bool:
-    """Add an operator beside each attention call, and one output to the graph; False if nothing in it attends.
+def watch_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> dict[int, GraphMask] | None:
+    """Add an operator beside each attention call, and one output to the graph; None if nothing in it attends.
 
-    `modules` has the names of the modules within the compiled module, by id.
+    `modules` has the names of the modules within the compiled module, by id. Return the masks that have the same
+    entries in every run, by number; the graph computes them for its kernels alone.
     """
     calls = _known_calls(graph, (*KERNELS, MULTI_HEAD))
     if not calls:
-        return False
+        return None
     last: fx.Node | None = None
+    masks = _masks_of(graph, calls)
     for call in calls:
         add = _Inserter(graph.graph, call)
-        arguments = _multi_head_arguments(add, call) if call.target is MULTI_HEAD else _arguments(add, call)
-        first = last or add.function(torch.zeros, (1,))
-        out = call if call.target is SDPA else add.function(operator.getitem, call, 0)
-        last = add.function(_operators()[0], first, add.method("detach", out), *arguments, _layer_of(call, modules))
+        arguments = _multi_head_arguments(add, call) if call.target is MULTI_HEAD else _arguments(add, call, masks)
+        out, lse = _outputs(add, call)
+        layer = _layer_of(call, modules)
+        last = add.function(_operators()[0], last, add.method("detach", out), lse, *arguments, layer)
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     output.args = ((*output.args[0], last),)
     graph.recompile()
-    return True
+    return _constants(masks)
 
 
-def replace_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> None:
-    """Put an operator in place of each attention call; its output has no gradients."""
-    for call in _known_calls(graph, KERNELS):
+def replace_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> dict[int, GraphMask]:
+    """Put an operator in place of each attention call; return what `watch_calls` does. Its output has no gradients."""
+    calls = _known_calls(graph, KERNELS)
+    masks = _masks_of(graph, calls)
+    for call in calls:
         add = _Inserter(graph.graph, call)
-        changed = add.function(_operators()[1], *_arguments(add, call), _layer_of(call, modules))
+        arguments = _arguments(add, call, masks, needs_mask=True)
+        changed = add.function(_operators()[1], *arguments, _layer_of(call, modules))
         old = [call] if call.target is SDPA else [node for node in call.users if node.args[1:] == (0,)]
         for node in old:
             node.replace_all_uses_with(changed)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    return _constants(masks)
+
+
+def sdpa_and_lse(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the output of `F.scaled_dot_product_attention`, and the log-sum-exp of the kernel that it runs."""
+    with torch_internals.KernelStatistics() as kernels:
+        return SDPA(*args, **kwargs), kernels.only
+
+
+def multi_head_and_lse(*args: Any, **kwargs: Any) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
+    """Return what `F.multi_head_attention_forward` returns, and the log-sum-exp of the kernel that it runs."""
+    with torch_internals.KernelStatistics() as kernels:
+        return MULTI_HEAD(*args, **kwargs), kernels.only
+
+
+def lse_of_graph(call: WatchedCall, mask: GraphMask | None) -> Tensor | None:
+    """Return the log-sum-exp of a call in a graph, `b h i`; None if its kernel did not return a plain one."""
+    lse, n = call.lse, call.query.shape[2]
+    if lse is None or call.dropout_p or (mask is not None and lse.is_cpu):
+        return None
+    lse = lse.flatten(2)[..., :n]  # b h i-rounded-up of the efficient kernel, b h i 1 of cuDNN
+    return lse if mask is None else torch.where(mask.rows_with_keys, lse, -torch.inf)
+
+
+def _masks_of(graph: fx.GraphModule, calls: Sequence[fx.Node]) -> dict[fx.Node, MaskNode]:
+    """Return the masks of the calls of SDPA and its kernels that have one."""
+    known, found = GraphMasks(graph, calls), {}
+    for call in calls:
+        mask = None if call.target is MULTI_HEAD else _named_arguments(call.target, call.args, call.kwargs)["attn_mask"]
+        if isinstance(mask, fx.Node):
+            found[call] = known.of(mask)
+    return found
+
+
+def _constants(masks: Mapping[fx.Node, MaskNode]) -> dict[int, GraphMask]:
+    return {mask.number: GraphMask(mask.constant) for mask in masks.values() if mask.constant is not None}
+
+
+def _outputs(add: _Inserter, call: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Return the output of a call, and the log-sum-exp of its kernel."""
+    if call.target not in (SDPA, MULTI_HEAD):
+        return add.function(operator.getitem, call, 0), add.function(operator.getitem, call, 1)
+    call.target = sdpa_and_lse if call.target is SDPA else multi_head_and_lse
+    result, lse = (add.function(operator.getitem, call, n) for n in (0, 1))
+    result.meta.update(call.meta)
+    call.meta.pop("example_value", None)
+    call.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (result, lse))
+    return result if call.target is sdpa_and_lse else add.function(operator.getitem, result, 0), lse
 
 
 def _known_calls(graph: fx.GraphModule, known: Collection[Any]) -> list[fx.Node]:
@@ -197,13 +248,23 @@ class _Inserter:
         return detached
 
 
-def _arguments(add: _Inserter, call: fx.Node) -> list[Any]:
-    """Return the arguments of a call of a kernel, in the order of SDPA's parameters; numbers must be known."""
+def _arguments(
+    add: _Inserter, call: fx.Node, masks: Mapping[fx.Node, MaskNode], *, needs_mask: bool = False
+) -> list[Any]:
+    """Return the arguments of an operator for a call of a kernel, up to the layer; numbers must be known."""
     arguments = _named_arguments(call.target, call.args, call.kwargs)
     if any(isinstance(arguments[name], fx.Node) for name in SDPA_PARAMETERS[4:]):
         raise CannotWatch("its numbers are computed")
     arguments["dropout_p"] = float(arguments["dropout_p"])
-    return [add.kernel_input(x) for x in arguments.values()]
+    mask = masks.get(call)
+    if mask is not None and mask.constant is not None and not needs_mask:
+        arguments["attn_mask"] = None
+    copies = {copies_of_heads(arguments[name]) for name in ("key", "value")}
+    return [
+        *(add.kernel_input(x) for x in arguments.values()),
+        None if mask is None else mask.number,
+        copies.pop() if len(copies) == 1 else 1,
+    ]
 
 
 def _multi_head_arguments(add: _Inserter, call: fx.Node) -> list[Any]:
@@ -214,7 +275,7 @@ def _multi_head_arguments(add: _Inserter, call: fx.Node) -> list[Any]:
     has_mask = given.get("attn_mask") is not None or given.get("key_padding_mask") is not None
     mask = add.method("detach", add.function(operator.getitem, tensors, 3)) if has_mask else None
     dropout = float(given["dropout_p"]) if given.get("training", True) else 0.0
-    return [*inputs, mask, dropout, False, None, False]
+    return [*inputs, mask, dropout, False, None, False, None, 1]
 
 
 def _multi_head_tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from torch.compiler import is_dynamo_compiling
 from ... import torch_internals
 from ..layer_names import named_modules
 from .compiled_graphs import WatchedCall, replace_calls, report_calls_to, watch_calls
+from .graph_masks import GraphMask
 
 
 class CompiledMode(Protocol):
@@ -50,7 +51,7 @@ class CompiledMode(Protocol):
     def watched_run(self, module: nn.Module) -> Any:
         """Return a context for one run of a compiled module."""
 
-    def observe_graph(self, module: nn.Module, call: WatchedCall) -> Tensor:
+    def observe_graph(self, module: nn.Module, call: WatchedCall, mask: GraphMask | None) -> Tensor:
         """Hand over an attention call that a module makes in a graph; return the output that it goes on with."""
 
 
@@ -71,11 +72,33 @@ def compiled_modules_seen(mode: CompiledMode, modules: Collection[nn.Module]) ->
                     each.restore()
 
 
+class _Run:
+    """A watched run of a compiled module: the modes that watch it, and the masks of its graph by number."""
+
+    def __init__(self, module: _WatchedModule, modes: list[CompiledMode]) -> None:
+        self.module, self.modes = module, modes
+        self.constants: Mapping[int, GraphMask] = {}  # masks that have the same entries in every run
+        self._masks: dict[int, GraphMask] = {}
+
+    def mask_of(self, call: WatchedCall) -> GraphMask | None:
+        """Return the mask of a call: one value for all calls of the graph that take it."""
+        number, values = call.mask_number, call.attn_mask
+        if number is not None and number in self.constants:
+            return self.constants[number]
+        if values is None:
+            return None
+        mask = GraphMask(lambda: values)
+        if number is not None:
+            mask = self._masks.setdefault(number, mask)
+        mask.values = lambda: values  # the graph may write to the tensor of an earlier call
+        return mask
+
+
 class _Running(threading.local):
-    """The compiled modules that run watched in this thread, the innermost last, and the modes that watch them."""
+    """The compiled modules that run watched in this thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.runs: list[tuple[_WatchedModule, list[CompiledMode]]] = []
+        self.runs: list[_Run] = []
         self.as_written = 0  # open blocks in which no graph runs watched
 
 
@@ -107,8 +130,7 @@ def is_watched_trace() -> bool:
 
 def _hide_hooks() -> bool:
     """Take the hooks of modes off the running module, so that no graph depends on them."""
-    module, _ = _RUNNING.runs[-1]
-    module.hide_hooks()
+    _RUNNING.runs[-1].module.hide_hooks()
     return True
 
 
@@ -182,7 +204,7 @@ class _WatchedModule:
             stack.callback(self._end_watched)
             for mode in modes:
                 stack.enter_context(mode.watched_run(self._module))
-            runs.append((self, modes))
+            runs.append(_Run(self, modes))
             stack.callback(runs.pop)
             changes = not all(mode.is_observer for mode in modes)
             return self._graphs.call(changes, self._module, args, kwargs)
@@ -284,24 +306,27 @@ class WatchingCompiler:
         return getattr(self.__dict__["_backend"], name)
 
     def __call__(self, graph: fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
-        running, _ = _RUNNING.runs[-1]
-        names = {id(part): name for name, part in running.parts.items()}
-        if self._changes:
-            replace_calls(graph, names)
-        if self._changes or not watch_calls(graph, names):
-            compiled: Callable[..., Any] = self._backend(graph, inputs, **options)
+        names = {id(part): name for name, part in _RUNNING.runs[-1].module.parts.items()}
+        masks = replace_calls(graph, names) if self._changes else watch_calls(graph, names)
+        compiled: Callable[..., Any] = self._backend(graph, inputs, **options)
+        if masks is None:
             return compiled
-        watched = self._backend(graph, inputs, **options)
-        return lambda *given: watched(*given)[:-1]
+
+        def run(*given: Any) -> Any:
+            _RUNNING.runs[-1].constants = masks
+            return compiled(*given) if self._changes else compiled(*given)[:-1]
+
+        return run
 
 
-def _report(layer: str, call: WatchedCall) -> Tensor | None:
+def _report(call: WatchedCall) -> Tensor | None:
     """Hand an attention call of a graph to the modes that watch it; those that observe see the final output."""
     if not _RUNNING.runs:
         return None
-    running, modes = _RUNNING.runs[-1]
-    for mode in sorted(modes, key=lambda mode: mode.is_observer):
-        call = call._replace(out=mode.observe_graph(running.parts[layer], call))
+    run = _RUNNING.runs[-1]
+    mask = run.mask_of(call)
+    for mode in sorted(run.modes, key=lambda mode: mode.is_observer):
+        call = call._replace(out=mode.observe_graph(run.module.parts[call.layer], call, mask))
     return call.out if isinstance(call.out, Tensor) else None
 
 

@@ -69,10 +69,11 @@ from ..recording.sampled_weights import SparseWeights
 from ..recording.store import Store, check_not_nested
 from ..recording.unseen import failure_reason
 from ..terms.interpret import Interpreter
-from .compiled_graphs import WatchedCall
+from .compiled_graphs import WatchedCall, lse_of_graph
 from .compiled_models import LensHook, is_watched_trace
 from .edge_proof import EdgeProofs, passes_messages
 from .func_transforms import UNSUPPORTED, unwrap_transforms
+from .graph_masks import GraphMask
 from .intercepted import (
     HEADS_SECOND,
     Consumer,
@@ -131,7 +132,6 @@ class _ThreadState(threading.local):
         self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
         self.log: RunLog | None = None  # the calls of a module whose runs have plans
         self.operator_log: OperatorLog | None = None  # the operators of the same run
-        self.masks: dict[int, tuple[Tensor, Tensor]] = {}  # id -> a mask of the running graph, and a name of its own
         self.lesson: Lesson | None = None  # the calls of a module whose runs have no plan yet
         self.operators: OperatorRun | None = None  # a run that is recorded by its operators; the mode is off the stack
 
@@ -970,36 +970,33 @@ class AttentionMode(TorchFunctionMode):
         self.called = self.called or module is self.model
         if not (here.in_model or here.parts):
             self.interpreter.begin_pass()
-        try:
-            with inactive(self):  # a graph would be compiled again for an active mode
-                yield
-        finally:
-            here.masks.clear()
+        with inactive(self):  # a graph would be compiled again for an active mode
+            yield
 
-    def observe_graph(self, module: nn.Module, call: WatchedCall) -> Tensor:
+    def observe_graph(self, module: nn.Module, call: WatchedCall, mask: GraphMask | None) -> Tensor:
         """Hand over an attention call that a module makes in a graph; return the output that it goes on with."""
         here, out = self.here, call.out
         if not self._on or here.silent or _PAUSED.count or is_recomputing():
             return out if isinstance(out, Tensor) else run_resumed(out)
+        query, key, value, gqa, lse = call.query, call.key, call.value, call.enable_gqa, lse_of_graph(call, mask)
+        if call.copies > 1:
+            key, value, gqa = key[:, :: call.copies], value[:, :: call.copies], True
         if self.recorder is not None and self.recorder.keeps_tensors:  # the graph writes other tensors over them
-            call = call._replace(query=call.query.clone(), key=call.key.clone())
-        mask = call.attn_mask
-        if mask is not None:  # a graph may use the tensor again for another mask
-            mask = here.masks.setdefault(id(mask), (mask, mask.detach()))[1]
+            query, key, lse = query.clone(), key.clone(), None if lse is None else lse.clone()
         here.parts.append(module)
         here.inputs.append(None)
         try:
             return self._dot_product(
                 out if isinstance(out, Tensor) else partial(run_resumed, out),
-                None,
-                call.query,
-                call.key,
-                call.value,
+                lse,
+                query,
+                key,
+                value,
                 mask,
                 call.dropout_p,
                 call.is_causal,
                 call.scale,
-                call.enable_gqa,
+                gqa,
             )
         finally:
             here.parts.pop()
@@ -1038,7 +1035,7 @@ class AttentionMode(TorchFunctionMode):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attn_mask: Tensor | None = None,
+        attn_mask: Tensor | GraphMask | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
@@ -1065,6 +1062,7 @@ class AttentionMode(TorchFunctionMode):
             if to_heads is not None:
                 q, k, v = map(to_heads, (q, k, v))
                 lse = lse if lse is None else to_heads(lse[..., None]).squeeze(-1)
+                mask = mask.values() if isinstance(mask, GraphMask) else mask
                 mask = mask if mask is None or mask.ndim < 3 else to_heads(mask)
             return sdpa_kernel_call(q, k, v, mask, dropout_p, is_causal, scale, statistic=lse)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..recording.observed import ObservedAttention
     from ..terms.infer_mask import Rows
+    from .graph_masks import GraphMask
 
 
 class NotUnderstood(Exception):
@@ -59,7 +60,7 @@ class KernelCall:
     q: Tensor
     k: Tensor
     v: Tensor
-    mask: Tensor | BlockMask | Rows | Mask | None = None
+    mask: Tensor | BlockMask | Rows | GraphMask | Mask | None = None
     bias: Tensor | Bias | None = None
     scale: float | None = None  # default: 1 / sqrt(d)
     cap: float | None = None  # scores become cap * tanh(scores / cap)

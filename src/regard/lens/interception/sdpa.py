@@ -24,6 +24,7 @@ from ... import torch_internals
 from ...ops.backends.torch_kernels import SdpaKernel, run_fused
 from ...ops.terms.masks import Causal
 from ...ops.torch_state import is_traced
+from .graph_masks import GraphMask
 from .kernel_call import KernelCall
 
 CHEAP_ENTRIES, CHEAP_ENTRIES_ON_GPU = 2**17, 2**26  # matrix entries of an attention whose lse is recomputed on demand
@@ -134,7 +135,7 @@ def sdpa_kernel_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | GraphMask | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,

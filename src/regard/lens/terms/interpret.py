@@ -26,6 +26,7 @@ from ...ops.terms.scores import Dot
 from ...ops.terms.term import Term
 from ..capture_warning import CaptureWarning
 from ..eager.head_layout import common_batch_dims
+from ..interception.graph_masks import GraphMask
 from ..interception.kernel_call import FlexArguments, KernelCall, NotUnderstood, OutputProof
 from ..interception.sdpa import is_causal_bias
 from ..recording.generation import equal_terms
@@ -163,8 +164,15 @@ class Interpreter:
             return seen
         return seen._replace(k=seen.k[:, :, :used], v=seen.v[:, :, :used], mask=shorter.mask)
 
-    def _find_terms(self, tensor: Tensor | BlockMask | Rows, seen: ObservedAttention, lead: torch.Size) -> _Found:
+    def _find_terms(
+        self, tensor: Tensor | BlockMask | Rows | GraphMask, seen: ObservedAttention, lead: torch.Size
+    ) -> _Found:
         """Return the terms of a tensor, interpreted once for all layers that receive it."""
+        if isinstance(tensor, GraphMask):
+            sizes = seen.q.shape[2], seen.k.shape[2], seen.offset, len(lead)
+            if sizes not in tensor.terms:
+                tensor.terms[sizes] = _terms_of(tensor.values(), seen, lead)
+            return self._shared(tensor.terms[sizes])
         if not isinstance(tensor, Tensor):
             mod = tensor.mask_mod if isinstance(tensor, BlockMask) else None
             key = tensor, mod, seen.q.shape[:3], seen.k.shape[2], seen.offset, len(lead)
