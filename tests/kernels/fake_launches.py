@@ -60,6 +60,7 @@ def main():
 
     from regard.kernels.additive_scores import additive_scores
     from regard.kernels.launch_cache import _cache
+    from regard.kernels.merged_parts import merge_two
     from regard.kernels.row_divergences import Matrix, RowSums, divergence_gradients, row_divergences
     from regard.kernels.softmax import softmax
     from regard.kernels.summary.generic import summarize_generic, tile_config
@@ -75,6 +76,8 @@ def main():
         s = additive_scores(q, k, torch.ones(16))
         s.backward(torch.ones_like(s))
         softmax(s.detach(), torch.float32)
+        for dtype in (torch.bfloat16, torch.float32):
+            merge_two(*wide, wide_lse, wide_lse, dtype)
         want = frozenset({"entropy", "received", "max", "distance"})
         summarize_generic(*half, lse, want=want, scale=0.25, offset=0, config=tile_config(16, torch.float16))
         product_by_rows(*half, lse, half[1], scale=0.25, offset=0)

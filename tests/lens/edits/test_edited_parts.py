@@ -168,8 +168,10 @@ def test_an_architecture_edited_in_parts_equals_one_edited_by_terms(name, parts,
 def test_few_queries_by_a_product_that_waits_for_nothing_equal_the_definition(name, monkeypatch):
     """The way of a GPU: hidden values that are not finite change nothing, and visible ones are seen."""
     q, k, v = tensors()
-    v[0, :, 2], v[1, :, 8] = torch.nan, torch.inf  # a key that is cut, and one that earlier queries do not see
+    # A key that is cut, and one that earlier queries do not see.
+    v[0, :, 2], v[1, :, 8, 1] = torch.nan, torch.inf
     monkeypatch.setattr(edited_parts, "_rows_of", edited_parts._rows_without_waiting)
+    monkeypatch.setattr(edited_parts, "KEYS_PER_PIECE", 5)
     model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
     with edit(model, {"*": EDITS[name]}):
         out = model(q, k, v)
@@ -194,22 +196,10 @@ def dense_row(q, k, v, edits, keep, head, n):
     return torch.stack(found)
 
 
-CUTS = [name for name, edits in EDITS.items() if all(type(each) is Cut for each in edits)]
-
-
-@pytest.mark.parametrize("name", CUTS)
-@torch.no_grad()
-def test_stretches_of_queries_as_the_last_of_fewer_keys_equal_the_definition(name, monkeypatch):
-    """The way of a GPU, with the kernels of a CPU."""
-    q, k, v = tensors()
-    monkeypatch.setattr(edited_parts, "_has_kernel_for_last_queries", lambda q, k, v: True)
-    monkeypatch.setattr(edited_parts, "_run_raised", None)  # the other way is not taken
-    monkeypatch.setattr(edited_parts, "FEW_QUERIES", (0, 18))
-    want, _ = dense_edited(q, k, v, EDITS[name], keep=torch.ones(17, 17, dtype=torch.bool).tril())
-    model = nn.ModuleDict({"self_attn": Sdpa(True)})["self_attn"]
-    with edit(model, {"*": EDITS[name]}):
-        out = model(q, k, v)
-    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)
+@pytest.mark.parametrize("heads", [[3], [0, 6], [1, 2, 3], [0, 1, 6], [3, 3], [0, 0, 1]])
+def test_heads_are_taken_in_any_order(heads):
+    x = torch.randn(2, 8, 5, 3)
+    torch.testing.assert_close(edited_parts._take_heads(x, heads), x[:, heads])
 
 
 class Layers(nn.ModuleList):

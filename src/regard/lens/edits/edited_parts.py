@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ...ops import dispatch
 from ...ops.backend_plan import BackendPlan
+from ...ops.backends import triton
 from ...ops.backends.reference import weigh
-from ...ops.backends.sdpa_varlen import plan_varlen
 from ...ops.blocks.prepared_call import prepare
 from ...ops.call import SLOTS, Call
 from ...ops.merge import merge
@@ -45,7 +45,7 @@ MAX_ROW_ENTRIES = 2**26  # weights of few queries, which are stored
 FEW_QUERIES = 16, 64  # a number, and the largest part of all queries, 1 / 64
 MAX_STRIP = 64  # keys with a bias
 MAX_RUNS = 8  # stretches of cut keys, or of queries with the same edits
-CAUSAL = Causal()
+KEYS_PER_PIECE = 256  # of a product of few queries
 FEW_HEADS = 4  # the largest part of all heads is 1 / 4
 
 
@@ -56,6 +56,11 @@ class QueryRun(NamedTuple):
     cut: list[tuple[int, int]]  # first and last + 1 of each stretch of hidden keys
     amounts: dict[int, float]  # from visible keys to the numbers added to their scores
     raised: list[tuple[int, int, float]]  # stretches of visible keys, and the number added to their scores
+
+    @property
+    def is_edited(self) -> bool:
+        """False if these queries attend as in the model."""
+        return bool(self.cut or self.amounts or self.raised)
 
     def of_keys(self, keys: slice) -> QueryRun:
         """Return the edits of some keys, which count from 0."""
@@ -101,11 +106,13 @@ def run_parts(
         out = plain()
         return out.index_copy(2, found.rows, _rows_of(after, found.rows).to(out.dtype)) if n else out
     if found.heads is not None and len(found.heads) * FEW_HEADS <= h and _is_alike_in_all_heads(before):
-        out, part = plain().clone(), _heads_of(before, pairs, found.heads, at)
-        for n, head in enumerate(found.heads):
-            out[:, head] = part[:, n]
+        out = plain().clone()
+        for rows, part in _heads_of(before, pairs, found.heads, at):
+            for n, head in enumerate(found.heads):
+                out[:, head, rows] = part[:, n]
         return out
-    return None if found.heads is not None else _run_by_keys(before, found.runs)
+    parts = None if found.heads is not None else _run_by_keys(before, found.runs)
+    return None if parts is None else _join_rows([part for _, part in parts])
 
 
 def _select(edits: Sequence[Cut | Boost], tokens: CallTokens) -> Selected:
@@ -182,8 +189,29 @@ def _rows_without_waiting(after: ObservedAttention, rows: Tensor) -> Tensor:
     A, _ = weigh(prepare(_call_of(after).select(rows=rows), finite=True))
     v = after.v.to(A.dtype)
     is_finite = v.isfinite()
-    is_nan = grouped_product((A != 0).to(A.dtype), (~is_finite).to(A.dtype)) > 0
-    return grouped_product(A, torch.where(is_finite, v, 0.0)).masked_fill(is_nan, torch.nan)
+    # b h n 1 of the queries, and b g 1 e of the features
+    sees_any = ((A != 0) & _per_head(~is_finite.all(-1), A.shape[1])[:, :, None]).any(-1, keepdim=True)
+    is_nan = sees_any & _per_head(~is_finite.all(2), A.shape[1])[:, :, None]
+    return _multiply_in_pieces(A, torch.where(is_finite, v, 0.0)).masked_fill(is_nan, torch.nan)
+
+
+def _per_head(x: Tensor, h: int) -> Tensor:
+    """Return `b g n` for each of the h heads that share the key heads."""
+    return x.repeat_interleave(h // x.shape[1], 1)
+
+
+def _multiply_in_pieces(A: Tensor, v: Tensor) -> Tensor:
+    """Return A v, b h n j, b g j e -> b h n e: a GPU sums few rows over many keys in parallel only if they are cut."""
+    pieces = v.shape[2] // KEYS_PER_PIECE
+    whole = pieces * KEYS_PER_PIECE
+    rest = grouped_product(A[..., whole:], v[:, :, whole:])
+    if not pieces:
+        return rest
+    b, h, n, _ = A.shape
+    g, e = v.shape[1], v.shape[3]
+    of_rows = A[..., :whole].reshape(b, g, h // g * n, pieces, KEYS_PER_PIECE).transpose(2, 3)
+    of_keys = v[:, :, :whole].unflatten(2, (pieces, KEYS_PER_PIECE))
+    return (of_rows @ of_keys).sum(2).view(b, h, n, e) + rest
 
 
 def _call_of(seen: ObservedAttention) -> Call:
@@ -210,14 +238,12 @@ def _is_plain_softmax(seen: ObservedAttention) -> bool:
     return is_dot and seen.bias is None and (seen.normalize is None or isinstance(seen.normalize, Softmax))
 
 
-def _heads_of(seen: ObservedAttention, edits: Sequence[Cut | Boost], heads: tuple[int, ...], at: EditedCall) -> Tensor:
-    """Return the edited outputs of some heads."""
+def _heads_of(
+    seen: ObservedAttention, edits: Sequence[Cut | Boost], heads: tuple[int, ...], at: EditedCall
+) -> list[tuple[slice, Tensor]]:
+    """Return the edited outputs of some heads, with the queries that they belong to."""
     h = seen.q.shape[1]
-    # Slices, since the host waits for a GPU to copy a list of indices.
-    q, k, v = (
-        torch.cat([x[:, n : n + 1] for n in (head * x.shape[1] // h for head in heads)], 1)
-        for x in (seen.q, seen.k, seen.v)
-    )
+    q, k, v = (_take_heads(x, [head * x.shape[1] // h for head in heads]) for x in (seen.q, seen.k, seen.v))
     part = seen._replace(q=q, k=k, v=v, statistic=None)
     tokens = at.tokens
     assert tokens is not None
@@ -231,17 +257,31 @@ def _heads_of(seen: ObservedAttention, edits: Sequence[Cut | Boost], heads: tupl
 
     own = tokens.once(("heads", *map(id, edits)), renumber)
     found = tokens.once((Selected, *map(id, own)), lambda: _select(own, tokens))
-    if all(each.heads is None for each in own) and (out := _run_by_keys(part, found.runs)) is not None:
-        return out
+    if found.runs is not None and all(each.heads is None for each in own):
+        parts = _run_by_keys(part, [each for each in found.runs if each.is_edited])
+        if parts is not None:
+            return parts
     run = part
     for each in own:
         run = each.change_for_speed(run, at) or each.change(run, at)
     terms: Any = {slot: getattr(run, slot) for slot in SLOTS}
-    return attend(run.q, run.k, run.v.to(run.q.dtype), **terms, offset=run.offset)
+    return [(slice(None), attend(run.q, run.k, run.v.to(run.q.dtype), **terms, offset=run.offset))]
 
 
-def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Tensor | None:
-    """Return an attention of runs of queries to fewer keys, and to keys with a bias; None if it is not of that form."""
+def _take_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
+    """Return some heads: a view where they are evenly spaced; the host waits for a GPU to copy a list of indices."""
+    first, last = heads[0], heads[-1]
+    step = max(1, heads[1] - first) if len(heads) > 1 else 1
+    if list(heads) == list(range(first, last + 1, step)):
+        return x[:, first : last + 1 : step]
+    return torch.cat([x[:, head : head + 1] for head in heads], 1)
+
+
+def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> list[tuple[slice, Tensor]] | None:
+    """Return an attention of runs of queries to fewer keys, and to keys with a bias, and the queries of each run.
+
+    None if it is not of that form.
+    """
     q, k, v = seen.q, seen.k, seen.v.to(seen.q.dtype)
     i, j = q.shape[2], k.shape[2]
     is_causal = type(seen.mask) is Causal
@@ -251,13 +291,10 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
         return None
     has_bias = any(run.amounts or run.raised for run in runs)
     may_differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if may_differentiate and (has_bias or (is_causal and len(runs) > 1)):
+    if may_differentiate and (has_bias or (is_causal and any(run.rows.start for run in runs))):
         return None  # a log-sum-exp of the kernel has no gradient
     outs = []
     for run in runs:
-        if is_causal and (out := _run_stretches(q, k, v, run, seen.score)) is not None:
-            outs.append(out)
-            continue
         found = []
         for keys, is_square in (
             [(slice(0, run.rows.start), False), (run.rows, True)] if is_causal else [(slice(0, j), False)]
@@ -270,41 +307,23 @@ def _run_by_keys(seen: ObservedAttention, runs: Sequence[QueryRun] | None) -> Te
             found += part
         if not found:  # these queries see no key
             found.append((q.new_zeros(*q[:, :, run.rows].shape[:3], v.shape[-1]), q.new_zeros(())))
-        outs.append(merge([x for x, _ in found], [y for _, y in found])[0] if len(found) > 1 else found[0][0])
-    return _join_rows(outs)
+        outs.append((run.rows, _merge(found)))
+    return outs
 
 
-def _run_stretches(q: Tensor, k: Tensor, v: Tensor, run: QueryRun, score: Any) -> Tensor | None:
-    """Return the output of a run under a causal mask, in which each stretch of queries is the last of fewer keys.
+def _merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the output over the keys of all parts, from their outputs and log-sum-exps."""
+    (out, lse), *others = parts
+    dtype = out.dtype
+    if not others:
+        return out
+    if not out.is_cuda or dtype == torch.float64 or not triton.is_installed():
+        return merge([x for x, _ in parts], [x for _, x in parts])[0]
+    from ...kernels.merged_parts import merge_two
 
-    None if keys have a bias, or if there is no kernel on a GPU for such stretches.
-    """
-    start, stop = run.rows.start, run.rows.stop
-    cut = run.of_keys(slice(0, stop)).cut
-    left = _gaps(cut, stop)
-    if run.amounts or run.raised or not _has_kernel_for_last_queries(q, k, v):
-        return None
-    if not left:  # these queries see no key
-        return q.new_zeros(*q.shape[:2], stop - start, v.shape[-1])
-    k, v = (_join_rows([x[:, :, keys] for keys in left]) for x in (k, v))
-    outs, done = [], sum(max(0, min(keys.stop, start) - keys.start) for keys in left)
-    for low, high, is_cut in _stretches(left, cut):
-        rows = slice(max(low, start), high)
-        if (n := rows.stop - rows.start) <= 0:
-            continue
-        done += 0 if is_cut else n
-        if done:
-            mask = None if is_cut or n == 1 else CAUSAL
-            call = Call.of(q[:, :, rows], k[:, :, :done], v[:, :, :done], score=score, mask=mask)
-            outs.append(dispatch.choose(call).run()[0])
-        else:  # these queries see no key
-            outs.append(q.new_zeros(*q.shape[:2], n, v.shape[-1]))
-    return _join_rows(outs)
-
-
-def _has_kernel_for_last_queries(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a kernel takes fewer queries than keys under a causal mask, the last query at the last key."""
-    return q.is_cuda and k.shape[2] > 2 and plan_varlen(Call.of(q[:, :, -2:], k, v, mask=CAUSAL)) is not None
+    for n, (other, other_lse) in enumerate(others, 1):
+        out, lse = merge_two(out, other, lse, other_lse, dtype if n == len(others) else torch.float32)
+    return out
 
 
 def _gaps(cut: Sequence[tuple[int, int]], n: int) -> list[slice]:
