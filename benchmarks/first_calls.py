@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 FIRST, LATER = 2.0, 0.3  # seconds that the first call of a process may take, and one of a new length, width or mask
-KINDS = ("attend, bfloat16", "summary, bfloat16", "summary, other widths", "float32")
+KINDS = ("attend, bfloat16", "summary, bfloat16", "summary, other widths", "float32", "entropy in a loss")
 TIMEOUT = 180  # seconds of a process
 
 
@@ -64,6 +64,10 @@ def main(kind: str, tiny: bool) -> None:
         q, k, _ = qkv(n, d, dtype)
         return lambda: regard.weights(q, k, mask=mask).summary()  # type: ignore[arg-type]
 
+    def entropy(n: int) -> Callable[[], object]:
+        q, k, _ = (x.requires_grad_() for x in qkv(n))
+        return lambda: torch.autograd.grad(regard.weights(q, k, mask=causal).entropy().mean(), (q, k))
+
     causal, padding = regard.Causal(), regard.Padding((16, 30))
     near, single = causal & regard.Window(32), torch.float32
     calls: dict[str, list[tuple[str, Callable[[], object]]]] = {
@@ -93,6 +97,7 @@ def main(kind: str, tiny: bool) -> None:
             ("attend, window, N 1500, d 192", attend(1500, near, 192, dtype=single)),
             *((f"summary, causal, N 1024, d {d}", summary(1024, causal, d, dtype=single)) for d in (64, 128, 192)),
         ],
+        "entropy in a loss": [(f"causal, N {n}, forward + backward", entropy(n)) for n in (1024, 777)],
     }
     for name, call in calls[kind]:
         if device == "cuda":

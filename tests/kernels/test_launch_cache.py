@@ -168,6 +168,22 @@ def test_a_caller_waits_unless_it_says_otherwise(kernel, monkeypatch):
     assert (len(kernel.made), kernel.warmed) == (3, [])
 
 
+def test_a_block_that_only_compiles_launches_nothing(kernel):
+    with pytest.raises(launch.StillCompiling), launch.compiling_only():
+        launch_without_waiting(kernel, torch.zeros(8), 8, None)
+    with launch.without_waiting():
+        assert not launch.waits_for_kernels()
+    assert launch.waits_for_kernels()
+    finish(kernel)
+    for _ in range(2):
+        with launch.without_waiting(), launch.compiling_only():
+            launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
+        assert not any(one.launched for one in kernel.made)
+        launch.launch(kernel, (3,), torch.zeros(8), 8, None, WIDTH=16, CAP=None)
+        [compiled] = kernel.made
+        compiled.launched.clear()
+
+
 def test_a_kernel_that_is_loaded_at_once_is_launched_at_once(kernel, monkeypatch):
     monkeypatch.setattr(launch, "PATIENCE", 10.0)
     kernel.may_end.set()

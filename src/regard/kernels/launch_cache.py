@@ -41,6 +41,7 @@ class StillCompiling(Exception):
 
 class _Thread(threading.local):
     waits = True  # False within `without_waiting`
+    launches = True  # False within `compiling_only`
 
 
 _thread = _Thread()
@@ -60,6 +61,21 @@ def without_waiting() -> Iterator[None]:
         _thread.waits = before
 
 
+@contextmanager
+def compiling_only() -> Iterator[None]:
+    """Compile kernels within the block and launch none."""
+    before, _thread.launches = _thread.launches, False
+    try:
+        yield
+    finally:
+        _thread.launches = before
+
+
+def waits_for_kernels() -> bool:
+    """True outside of `without_waiting`."""
+    return _thread.waits
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Launch `kernel[grid](*arguments, **constants)` on the device of the first tensor.
 
@@ -71,17 +87,21 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             launch(kernel, grid, *arguments, **constants)
         return
     if not (CAN_CACHE and isinstance(kernel, JITFunction)):
-        kernel[grid](*arguments, **constants)
+        if _thread.launches:
+            kernel[grid](*arguments, **constants)
         return
     parts = [x if type(x) in PLAIN_TYPES else _key_part(x) for x in arguments]
     key = (id(kernel), torch.cuda.current_device(), *constants.values(), *parts)
     entry = _cache.get(key)
     if entry is not None:
         compiled, constexprs = entry
-        compiled[(*grid, 1, 1)[:3]](*arguments, *constexprs)
+        if _thread.launches:
+            compiled[(*grid, 1, 1)[:3]](*arguments, *constexprs)
         return
     if not (_thread.waits or torch.cuda.is_current_stream_capturing()):
         _compile_beside(key, kernel, grid, arguments, constants)
+    if not _thread.launches:
+        return
     if len(_cache) == MAX_CACHED_LAUNCHES:
         _cache.clear()
     compiled = kernel[grid](*arguments, **constants)

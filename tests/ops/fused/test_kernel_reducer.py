@@ -189,3 +189,18 @@ def test_deterministic_algorithms_and_long_texts_wait_for_the_kernel(monkeypatch
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     with pytest.raises(StillCompiling):
         reducer.summary(None)
+
+
+@pytest.mark.parametrize("measure", ["entropy", "received"])
+@pytest.mark.parametrize("missing", ["reduce_by_kernel", "_gradients"])
+def test_blocks_differentiate_while_another_thread_compiles(monkeypatch, measure, missing):
+    q, k = torch.randn(1, 2, 9, 4, requires_grad=True), torch.randn(1, 2, 12, 4, requires_grad=True)
+
+    def differentiate():
+        return torch.autograd.grad(getattr(R.weights(q, k, mask=R.Causal()), measure)().square().sum(), (q, k))
+
+    want = differentiate()
+    monkeypatch.setattr(module.kernel_reductions, "_compiled_gradients", set())
+    monkeypatch.setattr(module.kernel_reductions, missing, refuse)
+    monkeypatch.setattr(module.kernel_reductions, "objections", lambda call: [])
+    torch.testing.assert_close(differentiate(), want)

@@ -117,7 +117,12 @@ class KernelReducer:
         with no_autocast(self.call.q.device):
             if self.call.records_gradients:
                 statistic = self.row_statistic()
-                return kernel_reductions.measure_with_gradient(self.call, statistic, name), statistic
+                value = self._unless_compiling(
+                    lambda: kernel_reductions.measure_with_gradient(self.call, statistic, name),
+                    lambda blocks: replace(blocks, statistic=self.statistic).measure(reduction)[0],
+                    statistic,
+                )
+                return value, statistic
             with torch.no_grad():
                 return self._reduce(name, None, lambda blocks: blocks.measure(reduction)[0])
 

@@ -207,10 +207,27 @@ def has_gradient(call: Call, measure: str) -> bool:
 def measure_with_gradient(call: Call, statistic: Tensor, measure: str) -> Tensor:
     """Entropy or received mass, with its gradient for q and k."""
     q, k, scale = scaled_product_inputs(call)
-    value: Tensor = KernelMeasure.apply(MeasureSettings(call, scale, measure), statistic.detach(), q, k)
+    setting = MeasureSettings(call, scale, measure)
+    _await_kernels_of_gradient(setting, statistic, q, k)
+    value: Tensor = KernelMeasure.apply(setting, statistic.detach(), q, k)
     return value
 
 
+def _await_kernels_of_gradient(setting: MeasureSettings, statistic: Tensor, q: Tensor, k: Tensor) -> None:
+    """Raise `StillCompiling` if the caller does not wait and kernels of the backward are not compiled yet."""
+    from ...kernels import launch_cache
+
+    kind = setting.measure, q.dtype, q.shape[-1], q.shape[1] == k.shape[1], type(setting.call.bias), q.device
+    if launch_cache.waits_for_kernels() or kind in _compiled_gradients:
+        return
+    value = statistic.squeeze(-1).to(torch.float32)
+    grad = value if setting.measure == "entropy" else value.new_empty(*q.shape[:2], k.shape[2])
+    with torch.no_grad(), launch_cache.compiling_only():
+        _gradients(setting, statistic, q, k, value, grad)
+    _compiled_gradients.add(kind)
+
+
+_compiled_gradients: set[tuple[object, ...]] = set()
 MAX_PRODUCT_WIDTH = 256
 
 
@@ -238,29 +255,37 @@ class KernelMeasure(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from ...kernels.weighted_products import GradientTerms, product_by_keys, product_by_rows
-
         check_single_gradient(grad)
-        (call, scale, measure), (statistic, q, k, *needed) = ctx.setting, ctx.saved_tensors
+        statistic, q, k, *needed = ctx.saved_tensors
         with torch.no_grad():
-            lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32).contiguous()
-            if measure == "entropy":
-                terms = GradientTerms(None, needed[0], grad)
-            else:
-                x = grad[..., None]
-                mean = product_by_rows(q, k, lse, x, **_product_arguments(call, q, x, scale))
-                terms = GradientTerms(grad, mean.squeeze(-1), None)
-            grouped = q.shape[1] != k.shape[1]
-            asked: dict[str, Any] = {"gradient": terms, "times": scale}
-            given = _product_arguments(call, q, k, scale)
-            dq = product_by_rows(q, k, lse, k, **given, **asked, dtype=q.dtype)
-            if given["pattern"].lists is not None:  # tiles are listed by rows or by keys; a band is the same for both
-                given = _product_arguments(call, q, q, scale, keys=True)
-            dk = product_by_keys(q, k, lse, q, **given, **asked, dtype=torch.float32 if grouped else k.dtype)
-            grads = dq, dk.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) if grouped else dk
+            grads = _gradients(ctx.setting, statistic, q, k, needed[0] if needed else None, grad)
         if torch.is_grad_enabled():
             return None, None, *(DifferentiableOnce.apply(x, grad, q, k) for x in grads)
         return None, None, *grads
+
+
+def _gradients(
+    setting: MeasureSettings, statistic: Tensor, q: Tensor, k: Tensor, entropy: Tensor | None, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of q and k, from that of the measure; `entropy` is its value."""
+    from ...kernels.weighted_products import GradientTerms, product_by_keys, product_by_rows
+
+    call, scale, measure = setting
+    lse, grad = statistic.squeeze(-1).to(torch.float32), grad.to(torch.float32).contiguous()
+    if measure == "entropy":
+        terms = GradientTerms(None, entropy, grad)
+    else:
+        x = grad[..., None]
+        mean = product_by_rows(q, k, lse, x, **_product_arguments(call, q, x, scale))
+        terms = GradientTerms(grad, mean.squeeze(-1), None)
+    grouped = q.shape[1] != k.shape[1]
+    asked: dict[str, Any] = {"gradient": terms, "times": scale}
+    given = _product_arguments(call, q, k, scale)
+    dq = product_by_rows(q, k, lse, k, **given, **asked, dtype=q.dtype)
+    if given["pattern"].lists is not None:  # tiles are listed by rows or by keys; a band is the same for both
+        given = _product_arguments(call, q, q, scale, keys=True)
+    dk = product_by_keys(q, k, lse, q, **given, **asked, dtype=torch.float32 if grouped else k.dtype)
+    return dq, dk.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) if grouped else dk
 
 
 def _product_arguments(call: Call, q: Tensor, x: Tensor, scale: float, keys: bool = False) -> dict[str, Any]:
