@@ -143,7 +143,9 @@ class Weights(LazyMatrix):
     def __init__(self, call: Call, statistic: Tensor | None = None) -> None:
         self._call = call
         self._statistic = statistic  # b h i 1
-        self._versions = [(x, x._version) for x in call.tensors() if not x.is_inference()]
+        tensors = call.tensors()
+        self._versions = [(x, x._version) for x in tensors if not x.is_inference()]
+        self._has_inference_tensors = len(self._versions) < len(tensors)
         # Writes to inference tensors are not counted: their numbers are compared once a statistic of them is kept.
         self._sums = [] if statistic is None else self._current_sums()
 
@@ -518,6 +520,8 @@ class Weights(LazyMatrix):
             self._statistic = statistic.detach() if carries_derivative else statistic
 
     def _current_sums(self) -> list[tuple[Tensor, Tensor]]:
+        if not self._has_inference_tensors:
+            return []
         return [(x, row_and_column_sums(x)) for x in self._call.tensors() if x.is_inference()]
 
     def _part(self, index: Any, entries: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:

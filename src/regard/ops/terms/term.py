@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..shape import Sizes
 
+NUMBERS = frozenset((int, float, bool))
+
 T = TypeVar("T")
 TermT = TypeVar("TermT", bound="Term")
 
@@ -53,6 +55,8 @@ class Term:
         """Return every tensor the term holds, including the tensors of nested terms."""
         tensors: list[Tensor] = []
         for value in self._values():
+            if value is None or type(value) in NUMBERS:  # most values are, and a short call asks eleven times
+                continue
             if isinstance(value, Tensor):
                 tensors.append(value)
             elif isinstance(value, Term):
@@ -107,7 +111,7 @@ class Term:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+        return tuple([getattr(self, name) for name in self.__dataclass_fields__])
 
 
 def _source(value: Any) -> str:
