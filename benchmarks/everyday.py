@@ -4,8 +4,8 @@ Short texts in batches, padding, float32, odd widths, decoding, and the first ca
 synchronize around each call, the calls of a case in turn, medians; memory is the peak that a call allocates beyond its
 inputs and the model. `--tiny` runs every case at a small size, on a CPU too, and saves nothing.
 
-`--within 150` repeats less, begins no case that may not end within 150 seconds, and measures the first calls of all
-kinds beside each other. Cases whose saved rows are the oldest come first. Those that it did not reach are named, and
+`--within 150` repeats less, begins no case that may not end within 150 seconds, and measures the first calls of two
+kinds at a time. Cases whose saved rows are the oldest come first. Those that it did not reach are named, and
 keep their saved rows.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
     if within is not None:
         saved = {str(row["case"]): row for row in saved_rows()}
         chosen.sort(key=lambda case: (*age(saved.get(case.name)), case.takes))
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(2) as pool:  # more would take each other's time
             tables = list(pool.map(lambda kind: list(first_calls(kind, size)), kinds))
         for rows in tables:
             show(rows, order, size)

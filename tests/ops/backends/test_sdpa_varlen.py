@@ -11,9 +11,11 @@ from regard.ops.backends.sdpa_varlen import (
     LatestPlan,
     attend_varlen,
     cut_sequences,
+    dense_mask,
     plan_varlen,
     plan_window,
     row_starts,
+    run_dense,
 )
 from regard.ops.call import Call
 from regard.ops.dispatch import choose
@@ -109,6 +111,44 @@ def test_padding_on_the_left_alone_takes_one_call():
     assert cuts.later is None
 
 
+@pytest.mark.parametrize("i", [N, 5])
+@pytest.mark.parametrize("name", ["lengths", "lengths in a tensor", "both sides", "all whole"])
+@pytest.mark.parametrize("statistic", [False, True])
+def test_a_short_causal_text_is_one_call_with_a_mask(name, i, statistic):
+    masks = {
+        "lengths": R.Padding((7, N, N - i + 1)),
+        "lengths in a tensor": R.Padding(torch.tensor([7, N, N])),
+        "both sides": R.Padding(torch.arange(N) >= torch.tensor([[0], [0], [N - i]])) & R.Padding((N - 1, N, N)),
+        "all whole": R.Padding((N, N, N)),
+    }
+    mask = R.Causal() & masks[name]
+    q, k, v = leaves = drawn(i=i, requires_grad=True)
+    dense = dense_mask(Call.of(q, k, v, mask=mask))
+    assert (dense.seen is None) == (name == "all whole")
+    assert dense.added.stride(-2) % 16 == 0
+    want, A = attend(q, k, v, mask=mask, backend="reference"), weights(q, k, mask=mask, backend="reference")
+    out, lse = run_dense(dense, 0.25, q, k, v, dropout=0.0, statistic=statistic)
+    torch.testing.assert_close(out, want)
+    if statistic:
+        torch.testing.assert_close(lse.squeeze(-1), A.statistic)
+    grad = torch.randn_like(out)
+    torch.testing.assert_close(torch.autograd.grad(out, leaves, grad), torch.autograd.grad(want, leaves, grad))
+    seen = (A.dense() > 0).any(1).any(1)[:, None, :, None]
+    dirty = [q, *(torch.where(seen, x, torch.nan).detach().requires_grad_() for x in (k, v))]
+    out, _ = run_dense(dense, 0.25, *dirty, dropout=0.0, statistic=statistic)
+    torch.testing.assert_close(out, want)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out, dirty, grad))
+
+
+def test_long_texts_and_texts_without_keys_have_no_mask_of_numbers(monkeypatch):
+    call = Call.of(*drawn(), mask=R.Causal() & R.Padding((7, N, 0)))
+    assert dense_mask(call) is None
+    call = Call.of(*drawn(), mask=R.Causal() & R.Padding((7, N, 1)))
+    assert dense_mask(call) is not None
+    monkeypatch.setattr("regard.ops.backends.sdpa_varlen.MAX_DENSE_ENTRIES", 3 * N * N - 1)
+    assert dense_mask(call) is None
+
+
 @pytest.mark.parametrize(("i", "offset"), [(5, 2), (N + 3, None)])
 def test_causal_queries_that_do_not_end_at_the_last_key_are_not_cut(i, offset):
     call = Call.of(*drawn(i=i), mask=R.Causal() & R.Padding((7, N, 0)), offset=offset)
@@ -151,9 +191,12 @@ def test_on_the_cpu_these_kernels_run_nothing():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("layout", ["heads first", "tokens first", "grouped"])
-@pytest.mark.parametrize("name", [*MASKS, "window", "window, both sides", "packed, window", "chunk"])
+@pytest.mark.parametrize(
+    "name", [*MASKS, "causal, no text is empty", "window", "window, both sides", "packed, window", "chunk"]
+)
 def test_outputs_statistics_and_gradients_are_those_of_the_matrix(name, layout):
     more = {
+        "causal, no text is empty": R.Causal() & R.Padding((7, N, 1)),
         "window": R.Causal() & R.Window(4),
         "window, both sides": R.Window(before=4, after=2),
         "packed, window": R.Causal() & R.Documents(IDS) & R.Window(2),
@@ -186,10 +229,13 @@ def test_outputs_statistics_and_gradients_are_those_of_the_matrix(name, layout):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "name", ["lengths in a tensor", "left", "causal, left", "causal, lengths", "packed and padded"]
+    "name",
+    ["lengths in a tensor", "left", "causal, left", "causal, lengths", "causal, no text is empty", "packed and padded"],
 )
 def test_hidden_garbage_does_not_leak(name, dtype):
-    mask = MASKS[name].map_tensors(torch.Tensor.cuda)
+    mask = (MASKS | {"causal, no text is empty": R.Causal() & R.Padding((7, N, 1))})[name].map_tensors(
+        torch.Tensor.cuda
+    )
     q, k, v = drawn(device="cuda", dtype=torch.bfloat16)
     seen = (weights(q * 0, k * 0, mask=mask, backend="reference").dense() > 0).any(-2)[..., None]
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
