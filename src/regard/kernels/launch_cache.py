@@ -77,11 +77,11 @@ def waits_for_kernels() -> bool:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch `kernel[grid](*arguments, **constants)` on the device of the first tensor.
+    """Launch `kernel[grid](*arguments, **constants)` on the device of the first argument, a tensor.
 
     `constants` are all constexpr arguments of the kernel, and launch options such as num_warps.
     """
-    device = next(x.device for x in arguments if isinstance(x, Tensor))
+    device = arguments[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             launch(kernel, grid, *arguments, **constants)

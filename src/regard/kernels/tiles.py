@@ -250,6 +250,7 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+@lru_cache(maxsize=64)
 def padded_width(d: int) -> int:
     """Return the width of a tile that holds d features: a power of two, at least 16."""
     return max(16, next_power_of_two(d))

@@ -15,6 +15,7 @@ Cost: N x N x (d + e) multiply-adds on the visible tiles, O(N) memory. Limits: w
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -268,6 +269,7 @@ class ProductConfig(NamedTuple):
     stages: int
 
 
+@lru_cache(maxsize=64)
 def product_config(d: int, e: int, dtype: torch.dtype) -> ProductConfig:
     """Return the fastest measured config whose tiles fit in shared memory for queries d wide and x e wide.
 

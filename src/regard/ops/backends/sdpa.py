@@ -159,9 +159,10 @@ def _plain_kernel(call: Call) -> SdpaKernel | None:
     assert call.v is not None
     if not call.q.is_cuda or is_traced() or in_forward_mode():
         return None
-    if call.bias is not None or call.dropout or call.is_selection or 0 in call.shape:
+    shape = call.shape
+    if call.bias is not None or call.dropout or call.is_selection or 0 in shape:
         return None
-    score, i, j = call.score, *call.shape[2:]
+    score, i, j = call.score, *shape[2:]
     if type(score) is not Dot or score.cap or not (score.scale is None or type(score.scale) is float):
         return None
     if type(call.normalize) is not Softmax or (score.scale is not None and score.scale <= 0):
@@ -178,7 +179,7 @@ def _run_plain(call: Call, kernel: SdpaKernel) -> tuple[Tensor, Tensor | None]:
     """The output and the log-sum-exp of each row, `b h i 1`."""
     assert call.v is not None
     q, k, scale = scaled_product_inputs(call)
-    causal = call.mask is not None and call.shape[2] > 1
+    causal = call.mask is not None and q.shape[2] > 1
     out, lse = run_fused(q, k, call.v, scale=scale, added=None, causal=causal, dropout=0.0, kernel=kernel)
     return out, None if lse is None else lse[..., None]
 

@@ -52,7 +52,7 @@ def check_factor(call: Call, x: Tensor, n: int, what: str) -> Tensor:
     if x.ndim != 4 or x.shape[0] not in (1, b) or x.shape[1] not in (1, g, h) or x.shape[2] != n:
         batch = " x ".join(map(str, lead))
         raise ValueError(f"{what} takes x with dims b={batch}, heads 1, {g} or {h}, {n}, e; got shape {shape}")
-    return x.expand(b, -1, -1, -1)
+    return x if x.shape[0] == b else x.expand(b, -1, -1, -1)
 
 
 def _keep(A: Tensor, dropout: float, seed: int, block: Block) -> Tensor:

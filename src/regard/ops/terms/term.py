@@ -54,7 +54,8 @@ class Term:
     def tensors(self) -> list[Tensor]:
         """Return every tensor the term holds, including the tensors of nested terms."""
         tensors: list[Tensor] = []
-        for value in self._values():
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
             if value is None or type(value) in NUMBERS:  # most values are, and a short call asks eleven times
                 continue
             if isinstance(value, Tensor):
@@ -111,7 +112,7 @@ class Term:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple([getattr(self, name) for name in self.__dataclass_fields__])
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
 
 def _source(value: Any) -> str:
