@@ -343,6 +343,7 @@ def dense_mask(call: Call) -> DenseMask | None:
 
     Whether a text has keys is read on the host.
     """
+    assert call.v is not None
     b, _, i, j = call.shape
     if b * i * j > MAX_DENSE_ENTRIES or (call.q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
