@@ -13,7 +13,7 @@ How it flows
 
 Lifetimes
     The interfaces are patched when the first mode opens and restored when the last one closes. `generate` is wrapped
-    for modes that record (`transformers_generate.py`).
+    too (`transformers_generate.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .intercepted import HEADS_THIRD, replacement_of
 from .kernel_call import KernelCall
 from .operator_for_transformers import PositionedMask
 from .sdpa import install_hook, is_recompute_cheap, recompute_lse, remove_hook, run_with_call, run_with_lse
-from .transformers_generate import run_steps_as_written, run_steps_compiled, unwrap_generate, wrap_generate
+from .transformers_generate import unwrap_generate, wrap_generate
 from .transformers_proof import ForeignCall, is_own
 
 EAGER, CAUSAL = "eager", Causal()
@@ -59,19 +59,15 @@ def patched_interfaces(mode: AttentionMode) -> Iterator[None]:
         if not _MODES:
             _patch(transformers)
         _MODES.append(mode)
-        generating = wrap_generate(mode.parts, _recorders_of) if mode.is_observer else []
-        stepping = run_steps_as_written(mode.parts, _modes_of)
+        generating = wrap_generate(mode.parts, _modes_of)
     try:
         yield
     finally:
         with _LOCK:
             _MODES.remove(mode)
             for part in generating:
-                if not any(id(part) in other.names for other in _MODES if other.is_observer):
-                    unwrap_generate(part)
-            for part in stepping:
                 if not any(id(part) in other.names for other in _MODES):
-                    run_steps_compiled(part)
+                    unwrap_generate(part)
             if not _MODES:
                 _unpatch(transformers)
 
@@ -86,10 +82,6 @@ def _modes_of(module: nn.Module) -> list[AttentionMode]:
     modes = tuple(_MODES)
     concerned = [x for x in modes if id(module) in x.names and not x.here.silent and x.concerns(module)]
     return sorted(concerned, key=lambda mode: mode.is_observer) if concerned[1:] else concerned
-
-
-def _recorders_of(module: nn.Module) -> list[AttentionMode]:
-    return [mode for mode in _modes_of(module) if mode.is_observer]
 
 
 def _patch(transformers: Any) -> None:

@@ -20,47 +20,37 @@ DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 COMPILED_CALL = "get_compiled_call"  # the method that compiles the call of the model
 EMBEDDED = "inputs_embeds"  # a prompt given as vectors has no token ids
 
-RecordersOf = Callable[[nn.Module], list[AttentionMode]]
+ModesOf = Callable[[nn.Module], list[AttentionMode]]
 
 
-def wrap_generate(parts: list[nn.Module], recorders_of: RecordersOf) -> list[nn.Module]:
-    """Wrap `generate` of the modules that have it; return these modules."""
+def wrap_generate(parts: list[nn.Module], modes_of: ModesOf) -> list[nn.Module]:
+    """Wrap `generate`, and what compiles its steps, of the modules that have them; return these modules.
+
+    With a static cache, `generate` compiles the call of the model by itself; while a mode intercepts the model, its
+    steps run uncompiled.
+    """
     kinds = {kind for kind in set(map(type, parts)) if hasattr(kind, "prepare_inputs_for_generation")}
     generating = [part for part in parts if type(part) in kinds] if kinds else []
     for part in generating:
-        if "generate" not in vars(part):
-            vars(part)["generate"] = _Generate(part, recorders_of)
+        own = part.__dict__
+        for name, wrapper in WRAPPERS.items():
+            if name not in own and hasattr(part, name):
+                own[name] = wrapper(part, modes_of)
     return generating
 
 
 def unwrap_generate(part: nn.Module) -> None:
-    """Restore `generate` of a module, unless the user has replaced it."""
-    if isinstance(vars(part).get("generate"), _Generate):
-        del vars(part)["generate"]
-
-
-def run_steps_as_written(parts: list[nn.Module], modes_of: RecordersOf) -> list[nn.Module]:
-    """Let `generate` run its steps uncompiled while a mode intercepts them; return the modules that have it.
-
-    With a static cache, `generate` compiles the call of the model by itself.
-    """
-    generating = [part for part in parts if hasattr(type(part), COMPILED_CALL)]
-    for part in generating:
-        if COMPILED_CALL not in vars(part):
-            vars(part)[COMPILED_CALL] = _StepsAsWritten(part, modes_of)
-    return generating
-
-
-def run_steps_compiled(part: nn.Module) -> None:
-    """Restore how `generate` compiles its steps, unless the user has replaced it."""
-    if isinstance(vars(part).get(COMPILED_CALL), _StepsAsWritten):
-        del vars(part)[COMPILED_CALL]
+    """Restore the methods of a module, unless the user has replaced them."""
+    own = part.__dict__
+    for name, wrapper in WRAPPERS.items():
+        if type(own.get(name)) is wrapper:
+            del own[name]
 
 
 class _StepsAsWritten:
     """`model.get_compiled_call` for every mode that intercepts the model."""
 
-    def __init__(self, model: Any, modes_of: RecordersOf) -> None:
+    def __init__(self, model: Any, modes_of: ModesOf) -> None:
         self.model, self.original, self.modes_of = model, getattr(model, COMPILED_CALL), modes_of
 
     def __reduce__(self) -> Any:
@@ -72,17 +62,19 @@ class _StepsAsWritten:
 
 
 class _Generate:
-    """`model.generate` for every mode that records the model."""
+    """`model.generate` for every mode that records the model; others see its steps."""
 
-    def __init__(self, model: Any, recorders_of: RecordersOf) -> None:
-        self.model, self.original, self.recorders_of = model, model.generate, recorders_of
+    def __init__(self, model: Any, modes_of: ModesOf) -> None:
+        self.model, self.original, self.modes_of = model, model.generate, modes_of
 
     def __reduce__(self) -> Any:
         """A copy or a pickle of the model has the method of its class."""
         return getattr, (self.model, "generate")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        modes, model = self.recorders_of(self.model), self.model
+        modes, model = [mode for mode in self.modes_of(self.model) if mode.is_observer], self.model
+        if not modes:
+            return self.original(*args, **kwargs)
         with ExitStack() as stack:
             if not _needs_replay(model, kwargs):
                 for mode in modes:
@@ -98,6 +90,9 @@ class _Generate:
         with torch.no_grad():
             model(**_replay_inputs(model, sequences, args, kwargs, first))
         return result
+
+
+WRAPPERS: dict[str, Any] = {"generate": _Generate, COMPILED_CALL: _StepsAsWritten}  # by the name of the method
 
 
 def _needs_replay(model: Any, kwargs: dict[str, Any]) -> bool:
