@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -78,6 +79,29 @@ def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], list[dict[int, Any
     hooks = {**module._forward_pre_hooks, **module._forward_hooks}
     flags = module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called
     return hooks, [module._forward_pre_hooks, module._forward_hooks, *flags]
+
+
+def hook_forwards(hooks: Iterable[tuple[nn.Module, Callable[..., Any], Callable[..., Any]]]) -> Callable[[], None]:
+    """Register a hook before and one after the forward of each module; return a function that removes all of them.
+
+    The first takes keywords too, the second is always called. Without it: registering takes ten times as long.
+    """
+    number, tables = RemovableHandle(OrderedDict()).id, list[dict[int, Any]]()
+    for module, before, after in hooks:
+        for table, value in (
+            (module._forward_pre_hooks, before),
+            (module._forward_pre_hooks_with_kwargs, True),
+            (module._forward_hooks, after),
+            (module._forward_hooks_always_called, True),
+        ):
+            table[number] = value
+            tables.append(table)
+
+    def remove() -> None:
+        for table in tables:
+            table.pop(number, None)
+
+    return remove
 
 
 # --- Tracing and transforms -------------------------------------------------------------------------------------------
@@ -445,6 +469,10 @@ def without_function_modes() -> AbstractContextManager[Any]:
 def function_mode_stack() -> list[Any]:
     """The function modes of this thread, outermost first. Without these three: no mode can leave a stack early."""
     return overrides._get_current_function_mode_stack()
+
+
+# The length of that stack. Without it: the stack is listed for each layer.
+function_mode_depth = torch._C._len_torch_function_stack
 
 
 def push_function_mode(mode: Any) -> None:

@@ -120,7 +120,7 @@ class DimOrigins:
             origin, source, _ = known
             if origin is not None and source is not None:
                 origin = origin._replace(piece=_piece(self, (*args, *kwargs.values())[source]))
-            self._set(out, origin)
+            self.add_known(out, origin)
             return
         # A call in a form that no rule expects, or with nested tensors, leaves the origin unknown.
         try:
@@ -181,12 +181,10 @@ class DimOrigins:
 
     def add(self, x: Tensor, origin: Origin | None) -> None:
         """Set the origin of a tensor; None for a constant."""
-        if origin is not None:
-            origin = origin._replace(dims=_DIMS.setdefault(origin.dims, origin.dims))
-        self._set(x, origin)
+        self.add_known(x, None if origin is None else with_known_dims(origin))
 
-    def _set(self, x: Tensor, origin: Origin | None) -> None:
-        """Set the origin of a tensor, whose dims are among `_DIMS`."""
+    def add_known(self, x: Tensor, origin: Origin | None) -> None:
+        """Set the origin of a tensor, as `with_known_dims` returned it."""
         if len(self._records) > MAX_RECORDS:
             self._records = {key: record for key, record in self._records.items() if record[0]() is not None}
         self._records[id(x)] = weakref.ref(x), origin
@@ -214,6 +212,11 @@ class DimOrigins:
     def clear(self) -> None:
         """Forget all but the caches of the model."""
         self._records, self._written = {}, set()
+
+
+def with_known_dims(origin: Origin) -> Origin:
+    """Return an origin whose dims are the one object that equal dims share."""
+    return origin._replace(dims=_DIMS.setdefault(origin.dims, origin.dims))
 
 
 def join_dims(dims: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:

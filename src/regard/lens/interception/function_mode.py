@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, NoReturn
@@ -234,6 +234,8 @@ class AttentionMode(TorchFunctionMode):
         """Intercept within the block."""
         everywhere = self.recorder is not None and self.recorder.values  # any layer may hold an output projection
         kinds = {kind for kind in set(map(type, self.parts)) if everywhere or may_attend(kind)}
+        attending, entering = LensHook(self._enter_attention), LensHook(self._enter)
+        leaving, remove = LensHook(self._leave), None
         hooks = [self.model.register_forward_pre_hook(LensHook(self._begin))]
         if kinds or (self.recorder is not None and self.recorder.pass_ended is not None):
             hooks.append(self.model.register_forward_hook(LensHook(self._end), always_call=True))
@@ -245,12 +247,17 @@ class AttentionMode(TorchFunctionMode):
         else:
             _CHANGING.append(self)
         try:
-            for module in self.parts if kinds else ():
-                kind: type = type(module)
-                if kind in kinds and kind not in SCRIPTED:
-                    entering = self._enter_attention if attends(kind) or multiplies(kind) else self._enter
-                    hooks.append(module.register_forward_pre_hook(LensHook(entering), with_kwargs=True))
-                    hooks.append(module.register_forward_hook(LensHook(self._leave), always_call=True))
+            hooked = kinds - SCRIPTED
+            if hooked:
+                enter = {kind: attending if attends(kind) or multiplies(kind) else entering for kind in hooked}
+                chain = LensHook(self._enter_chain)
+                remove = torch_internals.hook_forwards(
+                    [
+                        (part, chain if self._is_chain(part, hooked) else enter[type(part)], leaving)
+                        for part in self.parts
+                        if type(part) in hooked
+                    ]
+                )
             yield
         finally:
             self._on = False
@@ -261,6 +268,8 @@ class AttentionMode(TorchFunctionMode):
                 _CHANGING.remove(self)
             for hook in hooks:
                 hook.remove()
+            if remove is not None:
+                remove()
             self._withdraw()
             if not self.is_observer:
                 note_replacement(None, None)
@@ -453,15 +462,50 @@ class AttentionMode(TorchFunctionMode):
             here.lesson.runs.miss()
             here.lesson = None
 
+    def _watch_run(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Enter a module whose run has a plan by operators, and watch it without the mode; return whether it has."""
+        here = self.here
+        if here.log is not None or here.lesson is not None or here.lifted or not self._may_plan():
+            return False
+        within_mode = torch_internals.function_mode_depth() > 0
+        if len(_OPEN) != 1 or (within_mode and torch_internals.function_mode_stack() != [self]):
+            return False
+        if within_mode:
+            torch_internals.pop_function_mode()
+        shape = _first_shape(args) or _first_shape(kwargs.values())
+        here.inputs.append(shape)
+        runs, key, plan = known_runs(type(module), torch.is_grad_enabled(), *here.inputs), None, None
+        if runs.by_operators and not runs.refused and runs.failures < MAX_FAILURES and can_watch():
+            given = (*args, *kwargs, *kwargs.values()) if kwargs else args
+            key = key_of_run(self._parts_in(module), self._class_facts, given, here.tracker.origins)
+            plan = runs.find_operators(key)
+        if plan is None:
+            here.inputs.pop()
+            if within_mode:
+                torch_internals.push_function_mode(self)
+            return False
+        if not (here.parts or here.in_model):
+            self.interpreter.begin_pass()
+        here.parts.append(module)
+        here.entered.append(False)
+        here.operators = OperatorRun(runs, key, plan, here.parts, within_mode=within_mode)
+        set_watcher(self._follow_operator)
+        return True
+
+    def _may_plan(self) -> bool:
+        """Whether nothing is under way in this thread that a plan does not foresee."""
+        here = self.here
+        is_new = here.tracker.is_idle and here.awaiting is None and not (self.edges is not None and self.edges.held)
+        if not is_new or here.silent or _PAUSED.count or _CHANGING or is_recomputing():
+            return False
+        return functorch_transform() is None and not torch_internals.is_any_autocast_enabled()
+
     def _begin_run(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Watch or log a run of a module that has plans; else learn from it."""
+        """Log a run of a module that has plans; else learn from it."""
         here, shape = self.here, self.here.inputs[-1]
         if shape is None or (runs := known_runs(type(module), torch.is_grad_enabled(), *here.inputs)).refused:
             return
-        is_new = here.tracker.is_idle and here.awaiting is None and not (self.edges is not None and self.edges.held)
-        if not is_new or here.silent or _PAUSED.count or _CHANGING or is_recomputing():
-            return
-        if functorch_transform() is not None or torch_internals.is_any_autocast_enabled():
+        if not self._may_plan():
             return
         if not runs.plans:
             self._begin_lesson(runs, len(here.parts))
@@ -470,11 +514,6 @@ class AttentionMode(TorchFunctionMode):
         is_alone = len(_OPEN) == 1 and torch_internals.function_mode_stack() == [self]  # no other computes meanwhile
         if is_alone and runs.failures < MAX_FAILURES and can_watch():
             key = key_of_run(self._parts_in(module), self._class_facts, given, here.tracker.origins)
-        if (plan := runs.by_operators.get(key)) is not None:
-            here.operators = OperatorRun(runs, key, plan, here.parts)
-            torch_internals.pop_function_mode()
-            set_watcher(self._follow_operator)
-            return
         here.log = RunLog(runs, here.parts)
         if key is not None:
             here.operator_log = OperatorLog(key, given)
@@ -483,10 +522,12 @@ class AttentionMode(TorchFunctionMode):
     def _parts_in(self, module: nn.Module) -> list[nn.Module]:
         """Return the parts of the model within a module, itself first."""
         if (found := self._parts_within.get(id(module))) is None:
-            found = self._parts_within[id(module)] = [module]
+            found, names = [module], self.names
             for part in found:  # the list grows during the walk
-                within = [each for each in part._modules.values() if each is not None and id(each) in self.names]
-                found += [each for each in within if each not in found]
+                for each in part._modules.values():
+                    if id(each) in names and each is not None and each not in found:
+                        found.append(each)
+            self._parts_within[id(module)] = found
         return found
 
     def _log_operator(self, *op: Any) -> None:
@@ -515,12 +556,9 @@ class AttentionMode(TorchFunctionMode):
         step = run.follow(*op) if is_plain else None
         if step is not None and (attention := step.attention) is None:
             return
-        if step is not None and attention is not None:
-            with torch.no_grad():
-                is_recorded = self._record_followed(run, attention)
-            if is_recorded:
-                run.end_attention(step)
-                return
+        if step is not None and attention is not None and self._record_followed(run, attention):
+            run.end_attention(step)
+            return
         func, args, kwargs, out = op
         if is_plain and func is SDPA_OPERATOR and run.has_plain_dims(args):
             self._dot_product(out, None, *args, **kwargs)
@@ -531,35 +569,41 @@ class AttentionMode(TorchFunctionMode):
         """Record an attention that its operators have completed; return False if it is not the one of the plan."""
         recorder, parts = self.recorder, run.entered[attention.part]
         assert recorder is not None
-        if self._heads_of(parts) != attention.heads or (observed := attention.read_unproved(run.values)) is None:
+        if run.within_mode and not attention.part and self._heads_of(parts) != attention.heads:
+            return False  # an attribute of the module around it, which the plan does not know
+        if (views := attention.views(run.values)) is None:
             return False
-        layer, written_out = layer_of(self.names[id(parts[-1])], parts[-1]), attention.written_out
+        written_out = attention.written_out
         rows = None if written_out is None else written_out.rows_of(run.values)
         if written_out is not None and rows is None:
             return False
-        if not recorder.is_wanted(layer):
+        if not recorder.is_wanted(layer := layer_of(self.names[id(parts[-1])], parts[-1])):
             return True
-        if not recorder.defer_copy(layer, observed, rows, run.forget_plan):
-            if written_out is not None and not written_out.is_proved(run.values):
-                return False
-            recorder.record(layer, observed)
+        if not recorder.defer_copy(layer, attention.terms, *views, rows, run.forget_plan):
+            with torch.no_grad():
+                if written_out is not None and not written_out.is_proved(run.values):
+                    return False
+                recorder.record(layer, attention.terms._replace(q=views[0], k=views[1]))
         if attention.guess is not None:
             recorder.guessed.setdefault(layer, attention.guess)
         return True
 
     def _leave_plan(self, run: OperatorRun) -> None:
         """Name the layer under way, whose run differs from its plan; what follows in the run is analyzed in full."""
-        self._stop_watching()
+        self._stop_watching(goes_on=True)
         run.forget_plan()
         if self.recorder is not None and run.is_open:
             self.recorder.note_unseen(self._layer, "attention", OTHERWISE)
 
-    def _stop_watching(self) -> None:
-        """Watch no more; the mode goes back on the stack."""
+    def _stop_watching(self, goes_on: bool) -> None:
+        """Watch no more; within a module, and in a run that goes on, the mode goes back on the stack."""
         here = self.here
-        if here.operators is not None:
+        if (run := here.operators) is not None:
             here.operators = None
-            torch_internals.push_function_mode(self)
+            if goes_on and not run.within_mode:
+                here.entered[run.depth - 1] = True
+            if goes_on or run.within_mode:
+                torch_internals.push_function_mode(self)
         set_watcher(None)
 
     def _begin_lesson(self, runs: KnownRuns, depth: int) -> None:
@@ -844,9 +888,12 @@ class AttentionMode(TorchFunctionMode):
             check_not_nested(*args)
         self.ran = True
         here = self.here
+        if self._has_plans and here.operators is None and self._watch_run(module, args, kwargs):
+            return
         # The mode is off the stack while a function that it sees runs, such as backward() inside a forward pass.
         first = not here.parts or (not self.is_observer and not is_active(self))
         entering = first or (here.lifted != [] and here.lifted[-1] is here.parts[-1])
+        entering = entering or (here.operators is None and not any(here.entered))
         if here.operators is None:
             with torch_internals.without_function_modes():  # a hook runs while the mode is active
                 shape = _first_shape(args) or _first_shape(kwargs.values())
@@ -871,6 +918,25 @@ class AttentionMode(TorchFunctionMode):
             with torch_internals.without_function_modes():
                 self._begin_run(module, args, kwargs)
 
+    def _is_chain(self, module: nn.Module, hooked: Collection[type]) -> bool:
+        """Whether a module calls others alone, which put the mode on the stack themselves."""
+        if not (self.is_observer and type(module) is nn.Sequential):
+            return False
+        return all(type(part) in hooked and id(part) in self.names for part in module._modules.values())
+
+    def _enter_chain(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Enter a module that calls others alone, and leave the mode off the stack."""
+        here = self.here
+        if here.operators is not None or any(here.entered):
+            self._enter(module, args, kwargs)
+        elif not is_compiling() and self._has_part(module):
+            self.ran = True
+            if not (here.parts or here.in_model):
+                self.interpreter.begin_pass()
+            here.parts.append(module)
+            here.inputs.append(_first_shape(args) or _first_shape(kwargs.values()))
+            here.entered.append(False)
+
     def _lift(self) -> bool:
         """Take the mode off the stack while a layer of PyTorch calls its own functions; return whether it was done."""
         here = self.here
@@ -883,10 +949,10 @@ class AttentionMode(TorchFunctionMode):
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         # PyTorch also calls this for a module that failed in an earlier hook of the user, before `_enter` ran.
         here = self.here
-        if not is_compiling() and self._has_part(module) and here.parts[-1:] == [module]:
+        if not is_compiling() and self._has_part(module) and here.parts and here.parts[-1] is module:
             if (run := here.operators) is not None:
                 if len(here.parts) == run.depth and run.end(here.tracker.origins, out):
-                    self._stop_watching()
+                    self._stop_watching(goes_on=False)
                 elif len(here.parts) == run.depth or not run.leave():
                     self._leave_plan(run)
             elif here.log is not None or here.lesson is not None:
@@ -1135,7 +1201,7 @@ class AttentionMode(TorchFunctionMode):
         self.interrupt_run()
         self.here.awaiting = None
         with torch.no_grad():
-            return recorder.defer_copy(layer, terms._replace(q=inputs[0], k=inputs[1]))
+            return recorder.defer_copy(layer, terms, inputs[0], inputs[1])
 
 
 def _run_with_inputs(given: dict[str, Any]) -> tuple[tuple[Tensor, Tensor | None], Sequence[Tensor] | None]:
@@ -1194,7 +1260,10 @@ def _refuse(reason: str) -> NoReturn:
 
 def _first_shape(given: Iterable[Any]) -> torch.Size | None:
     """Return the shape of the first tensor of at least two dims."""
-    return next((x.shape for x in given if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1), None)
+    for x in given:
+        if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1:
+            return x.shape
+    return None
 
 
 def _projected_proof(out: Tensor, weight: Tensor, bias: Tensor | None) -> OutputProof:

@@ -20,6 +20,7 @@ Lifetimes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -126,8 +127,13 @@ class PlannedAttention(NamedTuple):
 
     def read_unproved(self, run: Sequence[Any]) -> ObservedAttention | None:
         """Return the attention of another run, without values; None if its queries or keys lie otherwise in memory."""
+        views = self.views(run)
+        return None if views is None else self.terms._replace(q=views[0], k=views[1])
+
+    def views(self, run: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+        """Return the queries and keys of another run; None if they lie otherwise in memory."""
         q, k = self.q.of(run), self.k.of(run)
-        return None if q is None or k is None else self.terms._replace(q=q, k=k)
+        return None if q is None or k is None else (q, k)
 
 
 class WrittenOut(NamedTuple):
@@ -394,6 +400,7 @@ class KnownRuns:
         self.misses = 0
         self.refused = False  # runs of this kind are neither planned nor logged
         self.by_operators: dict[Any, Any] = {}  # attributes and arguments -> the plan by operators
+        self._latest: tuple[Any, Any] = None, None  # the key and the plan that were asked for last: hashing takes long
         self.failures = 0  # runs that did otherwise than their plan by operators
 
     def put_first(self, plan: Plan) -> None:
@@ -405,11 +412,25 @@ class KnownRuns:
         """Remember a plan by operators."""
         if len(self.by_operators) >= MAX_PLANS_BY_OPERATORS:
             self.by_operators.clear()
-        self.by_operators[key] = plan
+        with suppress(TypeError):  # a value that has no hash
+            self.by_operators[key] = plan
+
+    def find_operators(self, key: Any) -> Any:
+        """Return the plan by operators for these attributes and arguments; None if there is none."""
+        known, plan = self._latest
+        if known != key or key is None:
+            try:
+                plan = self.by_operators.get(key)
+            except TypeError:
+                return None
+            if plan is not None:
+                self._latest = key, plan
+        return plan
 
     def fail(self, key: Any) -> None:
         """Forget a plan by operators that a run did not keep to."""
         self.by_operators.pop(key, None)
+        self._latest = None, None
         self.failures += 1
 
     def miss(self) -> None:

@@ -23,6 +23,7 @@ WEIGHT_WORDS = ("softmax", "exp", "sigmoid", "relu")  # parts of the names of fu
 CALLED_DEPTH = 2  # functions that a method calls, and those that they call
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 PLAIN_TYPES = frozenset((bool, int, float, str, list, tuple, dict, type(None), torch.dtype, torch.device, torch.Tensor))
+HELD_TYPES = PLAIN_TYPES | set(map(type, vars(nn.Module()).values()))
 LIBRARIES = ("torch.", "transformers.", "regard.")  # packages whose functions are not read
 
 
@@ -67,6 +68,8 @@ def attached_values(module: nn.Module) -> list[Any]:
 
     This runs for every module of a model when a capture begins, so it calls nothing that it can avoid.
     """
+    if HELD_TYPES.issuperset(map(type, module.__dict__.values())):
+        return []
     held = module.__dict__.items()
     return [value for name, value in held if name not in MODULE_ATTRIBUTES and type(value) not in PLAIN_TYPES]
 

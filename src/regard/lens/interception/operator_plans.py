@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..eager.dim_origins import DimOrigins, Origin
+from ..eager.dim_origins import DimOrigins, Origin, with_known_dims
 from .layer_plans import (
     ENTERED,
     LEFT,
@@ -47,11 +47,13 @@ from .operator_watch import PRODUCTS, SDPA_OPERATOR, SOFTMAXES, operators_of
 MAX_OPERATORS = 128  # operators of a run that is planned
 MAX_FAILURES = 2  # runs that did otherwise, before their kind is planned by operators no more
 MAX_ITEMS = 16  # items of a container that are compared
+MAX_LAYOUTS = 1024  # sets of attributes that are remembered
 PRODUCT_OPERATORS, SOFTMAX_OPERATORS = operators_of(PRODUCTS), operators_of(SOFTMAXES)
 OTHERWISE = (
     "it ran otherwise than layers of its class and attributes that capture had analyzed; "
     "capture it once more, and it is analyzed in full"
 )
+READ_TYPES = (FunctionType, BuiltinFunctionType, MethodType, staticmethod, classmethod, property, dict, tuple, list)
 OWN = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has
 
 
@@ -101,7 +103,7 @@ class OperatorLog:
             return None
         if softmaxes != written_out or kernels != len(known) - written_out:
             return None
-        origin = plan.made[0][2] if plan.made else None
+        origin = with_known_dims(plan.made[0][2]) if plan.made else None
         values = [x for op in self.ops for x in _values(*op[1:])]
         is_plain = all(tuple(values[each.q.at].shape) == each.q.size for each in known.values())
         return OperatorPlan(self._steps(known), origin, is_plain)
@@ -177,8 +179,11 @@ class OperatorLog:
 class OperatorRun:
     """A run under way that is recorded by its operators."""
 
-    def __init__(self, runs: KnownRuns, key: Any, plan: OperatorPlan, parts: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, runs: KnownRuns, key: Any, plan: OperatorPlan, parts: Sequence[nn.Module], *, within_mode: bool
+    ) -> None:
         self.runs, self.key, self.plan, self.depth = runs, key, plan, len(parts)
+        self.within_mode = within_mode  # was a mode on the stack that saw what the module around it calls?
         self.entered = [tuple(parts[-2:])]
         self.is_open = False  # did operators run that no attention has taken up?
         self.values: list[Any] = []  # arguments and results that are still needed, by their place in the run
@@ -219,7 +224,7 @@ class OperatorRun:
         if self._position < len(self.plan.steps):
             return not self.is_open
         if self.plan.origin is not None and type(out) is Tensor and len(self.plan.origin.dims) == out.ndim:
-            origins.add(out, self.plan.origin)
+            origins.add_known(out, self.plan.origin)
         return True
 
     def forget_plan(self) -> None:
@@ -278,26 +283,45 @@ def _holds(x: Tensor, view: KeptView) -> bool:
 def key_of_run(parts: Sequence[nn.Module], classes: ClassFacts, given: Sequence[Any], origins: DimOrigins) -> Any:
     """Return what decides about a run: the modules that may attend in it, and its arguments; None if it is unknown."""
     found: list[Any] = [torch.is_inference_mode_enabled()]  # its tensors count no writes
-    for x in given:
+    for n, x in enumerate(given):
         if isinstance(x, Tensor):
-            same = next(n for n, y in enumerate(given) if y is x)
+            same = next(m for m, y in enumerate(given) if y is x) if n else 0
             found.append((same, type(x), x.is_inference(), *about_tensor(x, origins)))
         elif type(x) in PLAIN_TYPES:
             found.append(x)
         else:
             return None
-    key = tuple(found), tuple([(classes[type(part)], _facts_of(part)) for part in parts])
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return tuple(found), tuple([(classes[type(part)], *_facts_of(part)) for part in parts])
+
+
+class _Layout(NamedTuple):
+    """The attributes of a module by name and type, and how they are compared."""
+
+    number: int
+    plain: tuple[str, ...]  # by their values
+    others: tuple[str, ...]  # by what they hold
 
 
 def _facts_of(module: nn.Module) -> tuple[Any, ...]:
     """Return the attributes that may decide what a module does, as far as they can be compared."""
+    held = module.__dict__
+    form = tuple(held), tuple(map(type, held.values()))
+    if (layout := _LAYOUTS.get(form)) is None:
+        layout = _layout_of(*form)
+    number, plain, others = layout
     hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
-    return (hooks, *[(name, _fact(x)) for name, x in vars(module).items() if name not in OWN])
+    return number, hooks, *map(held.__getitem__, plain), *[_fact(held[name]) for name in others]
+
+
+def _layout_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> _Layout:
+    """Return the layout of a module with attributes of these names and types."""
+    own = [(name, kind) for name, kind in zip(names, kinds, strict=True) if name not in OWN]
+    plain = tuple(name for name, kind in own if kind in PLAIN_TYPES)
+    others = tuple(name for name, kind in own if kind in READ_TYPES or issubclass(kind, type))
+    if len(_LAYOUTS) >= MAX_LAYOUTS:
+        _LAYOUTS.clear()
+    layout = _LAYOUTS[names, kinds] = _Layout(next(_COUNT), plain, others)
+    return layout
 
 
 def _fact(x: Any) -> Any:
@@ -334,4 +358,5 @@ class ClassFacts(dict[type, int]):
 
 
 _COUNT = count()
+_LAYOUTS: dict[tuple[tuple[str, ...], tuple[type, ...]], _Layout] = {}
 _NUMBERS: dict[Any, int] = {}  # classes by their facts

@@ -45,7 +45,7 @@ def note_silent_layers(mode: AttentionMode, recorder: Recorder) -> Iterator[None
     finally:
         for hook in hooks:
             hook.remove()
-    recorded = recorder.recorded_layers
+    recorded = set(recorder.recorded_layers)
     for name, silence in ran.items():
         has_inner = any(other != name and within(name, other) for other in ran)
         known = {layer for layer in recorded if within(name, layer)} if silence.holds_parts else {name} & recorded

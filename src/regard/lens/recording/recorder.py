@@ -158,11 +158,11 @@ class Recorder:
         return not (self._entries or self._deferred)
 
     @property
-    def recorded_layers(self) -> set[str]:
-        """The names of the recorded layers; deferred calls stay deferred."""
+    def recorded_layers(self) -> list[str]:
+        """The names of the recorded layers in call order, each once; deferred calls stay deferred."""
         if self._unproved:
             self._prove_deferred_calls()
-        return {layer for layer, _ in self._entries} | self._deferred.keys()
+        return list(dict.fromkeys([*(layer for layer, _ in self._entries), *self._deferred]))
 
     @property
     def unseen(self) -> list[Unseen]:
@@ -203,7 +203,7 @@ class Recorder:
 
     def is_wanted(self, name: str) -> bool:
         """Whether to record a layer that attends now; `passed_over` gets its name if it matches no pattern."""
-        return self._matches_pattern(name) and (self.counts is None or self.counts())
+        return (self.layers is None or self._matches_pattern(name)) and (self.counts is None or self.counts())
 
     def _matches_pattern(self, name: str) -> bool:
         if not self.should_record(name):
@@ -229,28 +229,31 @@ class Recorder:
     def defer_copy(
         self,
         name: str,
-        observed: ObservedAttention,
+        terms: ObservedAttention,
+        q: Tensor,
+        k: Tensor,
         written: WrittenWeights | None = None,
         failed: Callable[[], None] = lambda: None,
     ) -> bool:
         """Hold a call until `entries` is read, with copies of what the model may write to; False if it cannot wait.
 
-        If the model wrote its weights out, some rows of them are compared before the call is recorded. `failed` is
-        called if they differ.
+        `terms` are those of the call, with any tensors. If the model wrote its weights out, some rows of them are
+        compared before the call is recorded. `failed` is called if they differ.
         """
-        q, k, known = observed.q, observed.k, name in self._deferred or name in self._latest
-        if known or not self._may_defer or self._generated is not None:
+        if not self._may_defer or self._generated is not None or name in self._deferred or name in self._latest:
             return False
         if q.requires_grad or k.requires_grad or torch_internals.is_any_autocast_enabled():
             return False
         if q.is_inference() or k.is_inference():  # they count no writes, and neither do their copies here
             return False
-        q, k = (x if owns_unmodified_memory(x) else self.store.copy(x) for x in (q, k))
-        kept = observed._replace(q=q, k=k)
+        if q._version or q.untyped_storage().nbytes() > q.nbytes:
+            q = self.store.copy(q)
+        if k._version or k.untyped_storage().nbytes() > k.nbytes:
+            k = self.store.copy(k)
         with self._lock:
             if name in self._deferred:  # another thread deferred a call of this layer meanwhile
                 return False
-            self._deferred[name] = lambda: kept
+            self._deferred[name] = partial(terms._replace, q=q, k=k)
             if written is not None:
                 rows = WrittenRows(q, k, self.store.copy(written.found), written.rows, written.scale, 0)
                 self._unproved[name] = Unproved(rows, failed)

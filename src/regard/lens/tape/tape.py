@@ -205,6 +205,8 @@ class Tape(Mapping[Key, Weights | Reduced | SparseWeights]):
     @property
     def layers(self) -> list[str]:
         """The names of the layers, each once."""
+        if self._recorder is not None:
+            return self._recorder.recorded_layers
         return list(dict.fromkeys(name for name, _ in self))
 
     @property
