@@ -88,12 +88,9 @@ def hook_forwards(hooks: Iterable[tuple[nn.Module, Callable[..., Any], Callable[
     """
     number, tables = RemovableHandle(OrderedDict()).id, list[dict[int, Any]]()
     for module, before, after in hooks:
-        for table, value in (
-            (module._forward_pre_hooks, before),
-            (module._forward_pre_hooks_with_kwargs, True),
-            (module._forward_hooks, after),
-            (module._forward_hooks_always_called, True),
-        ):
+        calls: tuple[dict[int, Any], ...] = module._forward_pre_hooks, module._forward_hooks
+        flags: tuple[dict[int, Any], ...] = module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called
+        for table, value in zip((*calls, *flags), (before, after, True, True), strict=True):
             table[number] = value
             tables.append(table)
 
