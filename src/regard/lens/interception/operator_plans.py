@@ -298,8 +298,8 @@ class _Layout(NamedTuple):
     """The attributes of a module by name and type, and how they are compared."""
 
     number: int
-    plain: tuple[str, ...]  # by their values
-    others: tuple[str, ...]  # by what they hold
+    plain: tuple[str, ...]  # their values are compared
+    others: tuple[str, ...]  # what they hold is compared
 
 
 def _facts_of(module: nn.Module) -> tuple[Any, ...]:

@@ -92,7 +92,7 @@ class _Generate:
         return result
 
 
-WRAPPERS: dict[str, Any] = {"generate": _Generate, COMPILED_CALL: _StepsAsWritten}  # by the name of the method
+WRAPPERS: dict[str, Any] = {"generate": _Generate, COMPILED_CALL: _StepsAsWritten}  # name of a method -> what replaces it
 
 
 def _needs_replay(model: Any, kwargs: dict[str, Any]) -> bool:
