@@ -400,7 +400,7 @@ class KnownRuns:
         self.misses = 0
         self.refused = False  # runs of this kind are neither planned nor logged
         self.by_operators: dict[Any, Any] = {}  # attributes and arguments -> the plan by operators
-        self._latest: tuple[Any, Any] = None, None  # the latest key that was looked up, and its plan: hashing takes long
+        self._latest: tuple[Any, Any] = None, None  # the latest key and its plan: hashing takes long
         self.failures = 0  # runs that did otherwise than their plan by operators
 
     def put_first(self, plan: Plan) -> None:

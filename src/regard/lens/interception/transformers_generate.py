@@ -92,7 +92,8 @@ class _Generate:
         return result
 
 
-WRAPPERS: dict[str, Any] = {"generate": _Generate, COMPILED_CALL: _StepsAsWritten}  # name of a method -> what replaces it
+# Name of a method -> the class of what replaces it.
+WRAPPERS: dict[str, Any] = {"generate": _Generate, COMPILED_CALL: _StepsAsWritten}
 
 
 def _needs_replay(model: Any, kwargs: dict[str, Any]) -> bool:
