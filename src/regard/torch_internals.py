@@ -182,6 +182,10 @@ def is_batched_gradient(x: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(x)
 
 
+# The number of the running backward pass, -1 if there is none. Without it: the function below.
+backward_pass = torch._C._current_graph_task_id
+
+
 def in_backward() -> bool:
     """True while autograd runs a backward pass, as when a checkpoint recomputes. Without it: calls are seen twice."""
     return torch._C._current_graph_task_id() != -1
@@ -486,10 +490,10 @@ def operator_switch(kernels: Mapping[Any, Callable[..., Any]]) -> Callable[[bool
     """Register a function to run in place of each operator, in threads that have switched it on; return the switch.
 
     The dispatcher has a key that no tensor of PyTorch bears, and goes by it first. Other operators pass it by, at no
-    cost. None without it, and before PyTorch 2.13, where it was not tried: a function mode then sees each function.
+    cost. None without it, and before PyTorch 2.11, where it was not tried: a function mode then sees each function.
     """
     name = "TESTING_ONLY_GenericMode"
-    if torch.__version__ < "2.13":
+    if torch.__version__ < "2.11":
         return None
     try:
         key = torch._C._dispatch_key_parse(name)

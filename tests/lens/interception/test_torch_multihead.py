@@ -6,7 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard import torch_internals
-from regard.lens import capture
+from regard.lens import CaptureWarning, capture
+from regard.lens.interception.function_mode import AttentionMode
+from regard.lens.interception.operator_watch import can_watch, set_watcher
+from tests.lens.host_calls import calls_of
 from tests.lens.sdpa_layers import B, D, H, N, assert_close, lower
 
 MULTI = [
@@ -97,6 +100,71 @@ def test_layers_of_an_encoder_are_recorded_from_the_inputs_of_the_kernel(asked):
             _, A = attend(x, x, x, key_padding_mask=hidden, average_attn_weights=False)
             assert_close(tape[n], A.double())
             x = each(x, src_key_padding_mask=hidden)
+
+
+def small_encoder(layers=3):
+    layer = nn.TransformerEncoderLayer(D, H, 2 * D, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval().requires_grad_(False)
+
+
+@pytest.mark.skipif(not can_watch(), reason="this version of PyTorch lets no operators be watched")
+def test_an_attention_without_masks_is_read_from_its_kernel_alone(monkeypatch):
+    model, x = small_encoder(), torch.randn(B, N, D)
+    with capture(model) as truth:
+        model(x, mask=torch.zeros(N, N))
+    monkeypatch.setattr(AttentionMode, "_multi_head", None)
+    for options in ({}, {"heads": [1]}, {"keep": ["entropy"]}):
+        with capture(model, **options) as tape:
+            model(x)
+        assert tape.layers == truth.layers
+        for name in truth.layers:
+            A, found = truth[name].dense(), tape[name]
+            if "keep" in options:
+                torch.testing.assert_close(found.entropy(), torch.special.entr(A).sum(-1))
+            else:
+                torch.testing.assert_close(found.dense(), A[:, options.get("heads", slice(None))])
+
+
+@pytest.mark.skipif(not can_watch(), reason="this version of PyTorch lets no operators be watched")
+def test_an_attention_that_does_not_call_its_kernel_is_named(monkeypatch):
+    model, x = small_encoder(), torch.randn(B, N, D)
+    begin = AttentionMode._watch_multi_head
+
+    def unwatched(self, module, *args, **kwargs):
+        is_watched = begin(self, module, *args, **kwargs)
+        if module is model.layers[1].self_attn:
+            set_watcher(None)
+        return is_watched
+
+    monkeypatch.setattr(AttentionMode, "_watch_multi_head", unwatched)
+    with pytest.warns(CaptureWarning, match="ran otherwise"), capture(model) as tape:
+        model(x)
+    assert tape.layers == ["layers.0.self_attn", "layers.2.self_attn"]
+    assert [each.layer for each in tape.unseen] == ["layers.1.self_attn"]
+    assert set_watcher(None) is None
+
+
+@pytest.mark.skipif(not can_watch(), reason="this version of PyTorch lets no operators be watched")
+def test_a_watched_encoder_takes_few_calls_of_the_host():
+    added, x = [], torch.randn(1, N, D)
+    for layers in (2, 6):
+        model = small_encoder(layers)
+
+        def captured(model=model):
+            with capture(model) as tape:
+                model(x)
+            assert len(tape.layers) == len(model.layers)
+
+        def plain(model=model):
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                model(x)
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
+
+        captured(), captured()
+        added.append(calls_of(captured) - calls_of(plain))
+    assert added[1] - added[0] <= 4 * 310
 
 
 def test_functions_of_a_layer_of_pytorch_run_without_a_mode():

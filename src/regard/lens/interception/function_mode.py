@@ -113,6 +113,7 @@ WITHOUT_TENSORS = frozenset(
         *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.is_contiguous),
     )
 )
+MULTI_HEAD_FUNCTION, MULTI_HEAD_METHOD = F.multi_head_attention_forward, nn.MultiheadAttention.forward
 MULTI_HEAD = inspect.signature(F.multi_head_attention_forward).parameters
 MULTI_HEAD_DEFAULTS = {name: x.default for name, x in MULTI_HEAD.items() if x.default is not x.empty}
 
@@ -130,10 +131,12 @@ class _ThreadState(threading.local):
         self.first_positions: dict[tuple[int, int], int] = {}  # (queries, keys) of the latest mask -> first query
         self.awaiting: tuple[Callable[[Tensor], None], Tensor] | None = None  # a callback, and heads, b h i e
         self.tracker = EagerTracker(with_gradients=with_gradients, parts=self.parts, is_buffer=is_buffer)
+        self.follows = False  # did the tracker follow a function of this pass?
         self.log: RunLog | None = None  # the calls of a module whose runs have plans
         self.operator_log: OperatorLog | None = None  # the operators of the same run
         self.lesson: Lesson | None = None  # the calls of a module whose runs have no plan yet
         self.operators: OperatorRun | None = None  # a run that is recorded by its operators; the mode is off the stack
+        self.kernels: int | None = None  # attentions of a watched nn.MultiheadAttention, in which the mode stays idle
 
 
 class _Buffers:
@@ -226,7 +229,8 @@ class AttentionMode(TorchFunctionMode):
         self._has_plans = recorder is not None and layout is None and not (recorder.values or recorder.gradients)
         self._head_counts: dict[int, int | None] = {}  # id of a module -> its number of heads
         self._class_facts = ClassFacts()
-        self._plain_terms: dict[Any, ObservedAttention] = {}  # sizes -> a multi-head attention without masks
+        self._known_runs: dict[Any, KnownRuns] = {}  # class and inputs of a module -> its plans
+        self._layers: dict[int, str] = {}  # id of a module -> the layer that it belongs to
         self._parts_within: dict[int, list[nn.Module]] = {}  # id of a module -> the parts in it, itself first
 
     @contextmanager
@@ -377,6 +381,8 @@ class AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         here = self.here
+        if here.kernels is not None:
+            return func(*args, **kwargs)
         if (log := here.log) is not None and func in PLANNED_FUNCTIONS and not may_write(args, kwargs):
             out = func(*args, **kwargs)
             if not _PAUSED.count:
@@ -413,6 +419,7 @@ class AttentionMode(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         """Follow a call that has run, of a function that is no attention; return the output that the model takes."""
         here = self.here
+        here.follows = True
         tracker, name = here.tracker, traced_name(func)
         eager: EagerAttention | NotAttention | None = None
         transformed = functorch_transform() is not None
@@ -474,7 +481,10 @@ class AttentionMode(TorchFunctionMode):
             torch_internals.pop_function_mode()
         shape = _first_shape(args) or _first_shape(kwargs.values())
         here.inputs.append(shape)
-        runs, key, plan = known_runs(type(module), torch.is_grad_enabled(), *here.inputs), None, None
+        about = torch.is_grad_enabled(), *here.inputs
+        if (runs := self._known_runs.get((type(module), about))) is None:
+            runs = self._known_runs[type(module), about] = known_runs(type(module), *about)
+        key, plan = None, None
         if runs.by_operators and not runs.refused and runs.failures < MAX_FAILURES and can_watch():
             given = (*args, *kwargs, *kwargs.values()) if kwargs else args
             key = key_of_run(self._parts_in(module), self._class_facts, given, here.tracker.origins)
@@ -492,11 +502,72 @@ class AttentionMode(TorchFunctionMode):
         set_watcher(self._follow_operator)
         return True
 
+    def _watch_multi_head(
+        self,
+        module: nn.MultiheadAttention,
+        *tensors: Any,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> bool:
+        """Watch for the one kernel that a multi-head attention without masks calls; return whether it is watched.
+
+        The mode stays on the stack, for PyTorch takes its fused path without it, but follows nothing.
+        """
+        masks = key_padding_mask, attn_mask, module.bias_k
+        if len(tensors) != 3 or need_weights or is_causal or any(x is not None for x in masks) or module.add_zero_attn:
+            return False
+        if (module.training and module.dropout) or "forward" in module.__dict__ or not self._may_plan():
+            return False
+        is_original = nn.MultiheadAttention.forward is MULTI_HEAD_METHOD and is_sdpa_original()
+        is_original = is_original and F.multi_head_attention_forward is MULTI_HEAD_FUNCTION
+        if not (self._has_plans and is_original and len(_OPEN) == 1 and can_watch()):
+            return False
+        self.here.kernels = 0
+        set_watcher(self._follow_multi_head)
+        return True
+
+    def _follow_multi_head(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the kernel of a watched multi-head attention."""
+        here, recorder = self.here, self.recorder
+        if func is not SDPA_OPERATOR or here.kernels is None or recorder is None:
+            return
+        q, k, v, *options = args
+        if q.ndim != 4 or any(isinstance(x, Tensor) or x for x in (*options, *kwargs.values())):
+            return
+        here.kernels += 1
+        if not recorder.is_wanted(layer := self._layer):
+            return
+        sizes = q.shape, k.shape, v.shape, q.dtype
+        terms = _PLAIN_TERMS.get(sizes)
+        if terms is None:
+            attention = InterceptedAttention(self, layer, lambda: KernelCall(q=q, k=k, v=v), out)
+            self._hand_over(attention)
+            if (observed := attention.observed) is not None:
+                if len(_PLAIN_TERMS) >= MAX_SIZES:
+                    _PLAIN_TERMS.clear()
+                empty = torch.empty(0)
+                _PLAIN_TERMS[sizes] = observed._replace(q=empty, k=empty, v=empty)
+        elif not recorder.defer_copy(layer, terms, q, k):
+            with torch.no_grad():
+                recorder.record(layer, terms._replace(q=q, k=k))
+
+    def _end_multi_head(self) -> None:
+        """End a watched multi-head attention; it is named if it has not called its kernel once."""
+        kernels, self.here.kernels = self.here.kernels, None
+        set_watcher(None)
+        if kernels != 1 and self.recorder is not None:
+            self.recorder.note_unseen(self._layer, "attention", OTHERWISE)
+
     def _may_plan(self) -> bool:
         """Whether nothing is under way in this thread that a plan does not foresee."""
         here = self.here
-        is_new = here.tracker.is_idle and here.awaiting is None and not (self.edges is not None and self.edges.held)
-        if not is_new or here.silent or _PAUSED.count or _CHANGING or is_recomputing():
+        is_new = (not here.follows or here.tracker.is_idle) and here.awaiting is None
+        if not is_new or (self.edges is not None and self.edges.held):
+            return False
+        if here.silent or _PAUSED.count or _CHANGING or torch_internals.backward_pass() != -1:
             return False
         return functorch_transform() is None and not torch_internals.is_any_autocast_enabled()
 
@@ -552,7 +623,7 @@ class AttentionMode(TorchFunctionMode):
         run = here.operators
         if run is None or here.silent or _PAUSED.count or torch_internals.in_tracing_mode():
             return
-        is_plain = functorch_transform() is None and not is_recomputing()
+        is_plain = functorch_transform() is None and torch_internals.backward_pass() == -1
         step = run.follow(*op) if is_plain else None
         if step is not None and (attention := step.attention) is None:
             return
@@ -577,7 +648,9 @@ class AttentionMode(TorchFunctionMode):
         rows = None if written_out is None else written_out.rows_of(run.values)
         if written_out is not None and rows is None:
             return False
-        if not recorder.is_wanted(layer := layer_of(self.names[id(parts[-1])], parts[-1])):
+        if (layer := self._layers.get(key := id(parts[-1]))) is None:
+            layer = self._layers[key] = layer_of(self.names[key], parts[-1])
+        if not recorder.is_wanted(layer):
             return True
         if not recorder.defer_copy(layer, attention.terms, *views, rows, run.forget_plan):
             with torch.no_grad():
@@ -877,12 +950,18 @@ class AttentionMode(TorchFunctionMode):
                 self.recorder.pass_ended()
 
     def _enter_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if is_compiling() and not is_watched_trace():
+        if not is_compiling():
+            self._enter_running(module, args, kwargs)
+        elif not is_watched_trace():
             self.compiled = True
-        self._enter(module, args, kwargs)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not self._has_part(module):
+        if not is_compiling():
+            self._enter_running(module, args, kwargs)
+
+    def _enter_running(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Enter a module that runs as it is written."""
+        if not self._has_part(module):
             return
         if self.is_observer and type(module) is nn.MultiheadAttention:  # takes nested tensors if it has no hooks
             check_not_nested(*args)
@@ -894,6 +973,12 @@ class AttentionMode(TorchFunctionMode):
         first = not here.parts or (not self.is_observer and not is_active(self))
         entering = first or (here.lifted != [] and here.lifted[-1] is here.parts[-1])
         entering = entering or (here.operators is None and not any(here.entered))
+        if here.operators is None and type(module) in LAYERS_OF_TORCH and self._lift():
+            here.parts.append(module)
+            here.inputs.append(None)
+            here.entered.append(False)
+            here.lifted.append(module)
+            return
         if here.operators is None:
             with torch_internals.without_function_modes():  # a hook runs while the mode is active
                 shape = _first_shape(args) or _first_shape(kwargs.values())
@@ -906,6 +991,8 @@ class AttentionMode(TorchFunctionMode):
             self.interpreter.begin_pass()
         if entering:
             self._push()
+        if type(module) is nn.MultiheadAttention and entering and self._watch_multi_head(module, *args, **kwargs):
+            return
         if type(module) in LAYERS_OF_TORCH and self._lift():
             here.lifted.append(module)
             return
@@ -950,7 +1037,9 @@ class AttentionMode(TorchFunctionMode):
         # PyTorch also calls this for a module that failed in an earlier hook of the user, before `_enter` ran.
         here = self.here
         if not is_compiling() and self._has_part(module) and here.parts and here.parts[-1] is module:
-            if (run := here.operators) is not None:
+            if here.kernels is not None:
+                self._end_multi_head()
+            elif (run := here.operators) is not None:
                 if len(here.parts) == run.depth and run.end(here.tracker.origins, out):
                     self._stop_watching(goes_on=False)
                 elif len(here.parts) == run.depth or not run.leave():
@@ -962,6 +1051,7 @@ class AttentionMode(TorchFunctionMode):
             here.inputs.pop()
             if not here.parts:
                 here.tracker.clear()
+                here.follows = False
             if here.lifted and here.lifted[-1] is module:
                 here.lifted.pop()
                 torch_internals.push_function_mode(self)
@@ -1002,9 +1092,9 @@ class AttentionMode(TorchFunctionMode):
             here.entered.clear()
             here.lifted.clear()
             here.tracker.clear()
-        if here.operator_log is not None or here.operators is not None:
+        if here.operator_log is not None or here.operators is not None or here.kernels is not None:
             set_watcher(None)
-        here.log = here.lesson = here.operators = here.operator_log = None
+        here.log = here.lesson = here.operators = here.operator_log = here.kernels = None
 
     @property
     def _layer(self) -> str:
@@ -1014,7 +1104,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _has_part(self, module: nn.Module) -> bool:
         """True if the module is a part of the model itself, and not of a copy of it."""
-        return self._on and id(module) in self.names and self.concerns(module)
+        return self._on and id(module) in self.names and (len(_OPEN) == 1 or self.concerns(module))
 
     def intercepts(self, module: nn.Module) -> bool:
         """True if calls of the module in this thread are intercepted."""
@@ -1157,10 +1247,9 @@ class AttentionMode(TorchFunctionMode):
         """Run and hand over a call of `F.multi_head_attention_forward`."""
         heads, weight, bias = given["num_heads"], given["out_proj_weight"], given["out_proj_bias"]
         result: tuple[Tensor, Tensor | None]
-        inputs: Sequence[Tensor] | None = None
 
         def read_call() -> KernelCall:
-            q, k, v = project_inputs(given) if inputs is None else inputs
+            q, k, v = project_inputs(given)
             dropout = given["dropout_p"] if given["training"] else 0.0
             return KernelCall(q=q, k=k, v=v, mask=merged_mask(given, k.shape[2]), dropout=dropout)
 
@@ -1168,20 +1257,11 @@ class AttentionMode(TorchFunctionMode):
             return joined.reshape(joined.shape[0], -1, joined.shape[-1]).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
         if self.is_observer:
-            result, inputs = _run_with_inputs(given)
-            if inputs is not None and self._defer_plain(given, inputs):
-                return result
+            result = F.multi_head_attention_forward(**given)
             # The output is the joined heads times the projection, so its gradient is mapped back through the weight.
             layout = OutputLayout(lambda grad: split_heads(grad @ weight.detach()), lambda heads: heads)
             proof = None if is_sdpa_original() else _projected_proof(result[0], weight, bias)
-            self.interrupt_run()
-            attention = InterceptedAttention(
-                self, self._layer, read_call, result[0], layout, proof, projection=weight.detach()
-            )
-            self._hand_over(attention)
-            if inputs is not None and (observed := attention.observed) is not None and not _has_masks(given):
-                empty = torch.empty(0)
-                self._plain_terms[_sizes(inputs)] = observed._replace(q=empty, k=empty, v=empty)
+            self.observe(self._layer, read_call, result[0], layout, proof, projection=weight.detach())
             return result
         # With the identity as its projection, the function returns the joined heads.
         given |= {"out_proj_weight": torch.eye(len(weight)).to(weight), "out_proj_bias": None}
@@ -1193,43 +1273,9 @@ class AttentionMode(TorchFunctionMode):
             A = (weights.mean(1) if given["average_attn_weights"] else weights).reshape(A.shape).to(A.dtype)
         return _passed_on(F.linear(changed, weight, bias), changed), A
 
-    def _defer_plain(self, given: dict[str, Any], inputs: Sequence[Tensor]) -> bool:
-        """Let a call of `F.multi_head_attention_forward` without masks wait, if one of its sizes was interpreted."""
-        terms, recorder = self._plain_terms.get(_sizes(inputs)), self.recorder
-        if terms is None or recorder is None or _has_masks(given) or not recorder.is_wanted(layer := self._layer):
-            return False
-        self.interrupt_run()
-        self.here.awaiting = None
-        with torch.no_grad():
-            return recorder.defer_copy(layer, terms, inputs[0], inputs[1])
 
-
-def _run_with_inputs(given: dict[str, Any]) -> tuple[tuple[Tensor, Tensor | None], Sequence[Tensor] | None]:
-    """Return the result of `F.multi_head_attention_forward`, and the q, k and v, `b h i d`, of the kernel it called.
-
-    None for these if it called none, as with `need_weights=True`.
-    """
-    ops: list[Any] = []
-    if not (can_watch() and is_sdpa_original()):
-        return F.multi_head_attention_forward(**given), None
-    before = set_watcher(lambda *op: ops.append(op))
-    try:
-        result = F.multi_head_attention_forward(**given)
-    finally:
-        set_watcher(before)
-    inputs = [op[1][:3] for op in ops if op[0] is SDPA_OPERATOR]
-    return result, inputs[0] if len(ops) == len(inputs) == 1 and all(x.ndim == 4 for x in inputs[0]) else None
-
-
-def _has_masks(given: dict[str, Any]) -> bool:
-    """Whether a call of `F.multi_head_attention_forward` hides or adds keys, or drops weights out."""
-    masks = given["attn_mask"], given["key_padding_mask"], given["bias_k"]
-    return any(x is not None for x in masks) or given["add_zero_attn"] or (given["training"] and given["dropout_p"])
-
-
-def _sizes(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    q, k, v = inputs
-    return q.shape, k.shape, v.shape, q.dtype
+MAX_SIZES = 1024
+_PLAIN_TERMS: dict[Any, ObservedAttention] = {}  # sizes -> a multi-head attention without masks, without its tensors
 
 
 def _passed_on(out: Tensor, heads: Tensor) -> Tensor:

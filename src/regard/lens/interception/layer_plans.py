@@ -71,10 +71,12 @@ class KeptView(NamedTuple):
 
     def of(self, run: Sequence[Any]) -> Tensor | None:
         """Return the view of the tensor of another run; None if it lies otherwise in memory, or was written to."""
-        x = run[self.at]
-        if whole_of(x) != self.whole:
+        x, (shape, stride, offset, dtype, version) = run[self.at], self.whole
+        if x.shape != shape or x.stride() != stride or x.storage_offset() != offset or x.dtype != dtype:
             return None
-        is_whole = self.whole[:3] == (self.size, self.stride, self.offset)
+        if version_of(x) != version:
+            return None
+        is_whole = self.size == shape and self.stride == stride and self.offset == offset
         return x if is_whole else x.as_strided(self.size, self.stride, self.offset)
 
     def rows(self, step: int) -> KeptView:

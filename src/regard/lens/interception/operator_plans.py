@@ -192,16 +192,19 @@ class OperatorRun:
     def enter(self, parts: Sequence[nn.Module], about: Any) -> bool:
         """Follow the call of a module within the run; return False if the plan has another step."""
         self.entered.append(tuple(parts[-2:]))
-        return self._take(ENTERED, about, None, None) is not None
+        return self._take(ENTERED, (*about, None), ()) is not None
 
     def leave(self) -> bool:
         """Follow the return of a module within the run; return False if the plan has another step."""
-        return self._take(LEFT, (), None, None) is not None
+        return self._take(LEFT, (None,), ()) is not None
 
     def follow(self, what: Any, args: Any, kwargs: Any, out: Any) -> Step | None:
         """Follow an operator that has run; return its step, None if the plan has another."""
         self.is_open = True
-        return self._take(what, args, kwargs, out)
+        values = (*args, *kwargs.values(), out) if kwargs else (*args, out)
+        if args and type(args[-1]) is list:
+            values = _values(args, kwargs, out)
+        return self._take(what, values, tuple(kwargs))
 
     def has_plain_dims(self, args: Sequence[Any]) -> bool:
         """Whether the queries and keys of a kernel that the plan does not know are b h i d, as those that it knows.
@@ -231,12 +234,11 @@ class OperatorRun:
         """Forget the plan: the run was not as it says."""
         self.runs.fail(self.key)
 
-    def _take(self, what: Any, args: Any, kwargs: Any, out: Any) -> Step | None:
+    def _take(self, what: Any, values: Sequence[Any], names: tuple[str, ...]) -> Step | None:
         steps, run = self.plan.steps, self.values
         if self._position == len(steps) or (step := steps[self._position]).what is not what:
             return None
-        values = _values(args, kwargs, out)
-        if tuple(map(type, values)) != step.types or (tuple(kwargs) if kwargs else ()) != step.names:
+        if tuple(map(type, values)) != step.types or names != step.names:
             return None
         for n, x in step.plain:
             if values[n] != x:
