@@ -16,7 +16,7 @@ from regard.ops.terms.masks.mask_algebra import Mask
 from .decoding import decoding, floor, ragged
 from .monitoring import monitored
 from .training import training
-from .watching import by_sdpa, encoder, entering, watching, written_out
+from .watching import by_sdpa, encoder, entering, watching, weighing, written_out
 
 Call = Callable[[], object]
 
@@ -339,6 +339,11 @@ WATCHING = [
 WATCHING += [
     Case(f"{name}, 128 tokens, in a mode that does nothing", watching(make, 128), NOTHING, "plain", None, threads=1)
     for name, make in (("written out by hand", written_out), ("own layers, SDPA", by_sdpa))
+]
+WATCHING += [
+    Case(f"{name}, 128 tokens, forward + backward, {ours}", weighing(make, 128), ours, "plain", None, threads=1)
+    for name, make in (("written out by hand", written_out), ("own layers, SDPA", by_sdpa))
+    for ours in ("importance", "capture")
 ]
 WATCHING.append(Case("entering the block again", entering, "capture", "nothing", None, added=2e-3, threads=1))
 MONITORING = [

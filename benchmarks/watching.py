@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.lens import capture
+from regard.lens import capture, importance
 
 DIM, HEADS, LAYERS = 64, 4, 12
 
@@ -85,6 +85,30 @@ def watching(make: Callable[[], nn.Module], n: int) -> Callable[[], dict[str, Ca
 
         fast = "plain, PyTorch's fast path"
         return {"capture": watched, "plain": plain, fast: lambda: model(x), "a mode that does nothing": in_bare_mode}
+
+    return build
+
+
+def weighing(make: Callable[[], nn.Module], n: int) -> Callable[[], dict[str, Callable[[], object]]]:
+    """Forward and backward on one text of n tokens, plain, with the importance of each head, and under capture."""
+
+    def build() -> dict[str, Callable[[], object]]:
+        torch.manual_seed(0)
+        model, x = make().eval(), torch.randn(1, n, DIM)
+
+        def plain() -> None:
+            model(x).square().mean().backward()
+
+        def weighed() -> None:
+            with importance(model) as scores:
+                plain()
+            assert len(scores) == LAYERS
+
+        def watched() -> None:
+            with capture(model):
+                plain()
+
+        return {"importance": weighed, "plain": plain, "capture": watched}
 
     return build
 

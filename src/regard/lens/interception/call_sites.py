@@ -236,7 +236,6 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
     return None
 
 
-@functools.cache
 def _root(kind: type) -> str:
     return _root_of(kind, "__module__")
 

@@ -594,6 +594,9 @@ class AttentionMode(TorchFunctionMode):
         """Return the parts of the model within a module, itself first."""
         if (found := self._parts_within.get(id(module))) is None:
             found, names = [module], self.names
+            if names.keys().isdisjoint(map(id, module._modules.values())):
+                self._parts_within[id(module)] = found
+                return found
             for part in found:  # the list grows during the walk
                 for each in part._modules.values():
                     if id(each) in names and each is not None and each not in found:

@@ -46,7 +46,7 @@ def have_weights(written: Sequence[WrittenRows], tolerance: float) -> list[bool]
     verdicts = [True] * len(written)
     for numbers in _alike(written):
         some = [written[n] for n in numbers]
-        q = torch.stack([each.q[:, :, each.rows] for each in some])
+        q = torch.stack([each.q for each in some])[:, :, :, some[0].rows]
         k, found = torch.stack([each.k for each in some]), torch.stack([each.found for each in some])
         A = torch.softmax((q @ k.mT).mul_(some[0].scale), -1)
         off = A.sub_(found).flatten(1).norm(dim=1) * A.shape[-1]
