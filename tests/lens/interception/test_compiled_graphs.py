@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard.lens.interception.compiled_models as compiled_models
 from regard import Causal, Padding
 from regard.lens import Cut, Monitor, Scale, capture, edit, knockouts, sweep
+from regard.lens.recording.store import Store
 from regard.lens.terms import interpret
 from regard.models import Gpt, GptConfig
 from regard.nn import Attention
@@ -307,6 +308,38 @@ def test_inference_mode_has_the_log_sum_exp_too():
         assert torch.equal(compiled(x), plain)
     assert all(A.known_statistic is not None for A in tape.values())
     assert refusal(model) is None
+
+
+@torch.no_grad()
+def test_queries_and_keys_of_a_graph_are_copied_once(monkeypatch):
+    model, x = Lower(), tokens()
+    compiled = aot(model, dynamic=False)
+    for _ in range(2):  # the compiler calls the operator in another way in the first run
+        with capture(compiled) as tape:
+            compiled(x)
+        monkeypatch.setattr(Store, "copy", lambda store, x: pytest.fail("a second copy"))
+    assert len(tape) == 3
+
+
+@torch.no_grad()
+def test_the_operator_gets_values_as_they_are_before_they_are_repeated():
+    found = []
+
+    def keep(graph, inputs):
+        found.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(Lower(), backend=keep, fullgraph=True, dynamic=False)
+    with capture(compiled):
+        compiled(tokens())
+    calls = [node for node in found[-1].graph.nodes if "watch_call" in str(node.target)]
+    repeats = {node for node in found[-1].graph.nodes if "repeat_interleave" in str(node.target)}
+    assert len(calls) == 3
+    for call in calls:
+        key, value, mask = call.args[4:7]
+        assert mask is None
+        assert key.args[0] in repeats
+        assert value.args[0] not in repeats
 
 
 class CudaGraphs:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from regard.lens.interception.graph_masks import GraphMask, GraphMasks, copies_of_heads
+from regard.lens.interception.graph_masks import GraphMask, GraphMasks, HeadCopies
 from regard.lens.interception.sdpa import SDPA
 
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("dynamo")]
@@ -123,7 +123,7 @@ def test_a_mask_by_vmap_is_not_known():
 )
 def test_adjacent_copies_of_heads_are_counted(repeat, copies):
     _, calls = graph_of(Twice(causal, repeat))
-    assert [copies_of_heads(call.args[1]) for call in calls] == [copies, copies]
+    assert [HeadCopies.of(call.args[1]).number for call in calls] == [copies, copies]
 
 
 def test_rows_with_keys():

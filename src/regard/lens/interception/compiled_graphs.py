@@ -34,7 +34,7 @@ from ..eager.dim_origins import DimOrigins, join_dims
 from ..eager.head_layout import LayerEvidence, choose_layout
 from ..eager.matmul import MATMUL_NAMES
 from ..eager.op_rules import EXP_NAMES, SOFTMAX_NAMES
-from .graph_masks import GraphMask, GraphMasks, MaskNode, copies_of_heads
+from .graph_masks import GraphMask, GraphMasks, HeadCopies, MaskNode
 from .sdpa import SDPA
 from .torch_multihead import merged_mask, project_inputs
 
@@ -155,7 +155,7 @@ def replace_calls(graph: fx.GraphModule, modules: Mapping[int, str]) -> dict[int
     masks = _masks_of(graph, calls)
     for call in calls:
         add = _Inserter(graph.graph, call)
-        arguments = _arguments(add, call, masks, needs_mask=True)
+        arguments = _arguments(add, call, masks, runs=True)
         changed = add.function(_operators()[1], *arguments, _layer_of(call, modules))
         old = [call] if call.target is SDPA else [node for node in call.users if node.args[1:] == (0,)]
         for node in old:
@@ -248,23 +248,28 @@ class _Inserter:
         return detached
 
 
-def _arguments(
-    add: _Inserter, call: fx.Node, masks: Mapping[fx.Node, MaskNode], *, needs_mask: bool = False
-) -> list[Any]:
-    """Return the arguments of an operator for a call of a kernel, up to the layer; numbers must be known."""
+def _arguments(add: _Inserter, call: fx.Node, masks: Mapping[fx.Node, MaskNode], *, runs: bool = False) -> list[Any]:
+    """Return the arguments of an operator for a call of a kernel, up to the layer; numbers must be known.
+
+    An operator that runs the call gets all of it. One that watches gets tensors that the graph computes anyway: no mask
+    that is known before it runs, and values without copies, which the compiler may write for the kernel alone.
+    """
     arguments = _named_arguments(call.target, call.args, call.kwargs)
     if any(isinstance(arguments[name], fx.Node) for name in SDPA_PARAMETERS[4:]):
         raise CannotWatch("its numbers are computed")
     arguments["dropout_p"] = float(arguments["dropout_p"])
     mask = masks.get(call)
-    if mask is not None and mask.constant is not None and not needs_mask:
-        arguments["attn_mask"] = None
-    copies = {copies_of_heads(arguments[name]) for name in ("key", "value")}
-    return [
-        *(add.kernel_input(x) for x in arguments.values()),
-        None if mask is None else mask.number,
-        copies.pop() if len(copies) == 1 else 1,
-    ]
+    keys, values = (HeadCopies.of(arguments[name]) for name in ("key", "value"))
+    copies = keys.number if keys.number == values.number else 1
+    if not runs:
+        if mask is not None and mask.constant is not None:
+            arguments["attn_mask"] = None
+        if copies > 1:
+            arguments["value"] = values.source
+    tensors = {name: add.kernel_input(x) for name, x in arguments.items()}
+    if not runs and copies > 1 and values.is_expanded:
+        tensors["value"] = add.method("select", tensors["value"], 2, 0)
+    return [*tensors.values(), None if mask is None else mask.number, copies]
 
 
 def _multi_head_arguments(add: _Inserter, call: fx.Node) -> list[Any]:

@@ -178,6 +178,10 @@ class _WatchedModule:
         """The modules within the compiled one by name, itself included."""
         return named_modules(self._module)
 
+    def part(self, name: str) -> nn.Module:
+        """Return one of these modules, without a look at all others."""
+        return torch_internals.original_module(self._module.get_submodule(name))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # unlike `is_compiling`, False while another thread compiles
             return self._compiled(*args, **kwargs)
@@ -326,7 +330,7 @@ def _report(call: WatchedCall) -> Tensor | None:
     run = _RUNNING.runs[-1]
     mask = run.mask_of(call)
     for mode in sorted(run.modes, key=lambda mode: mode.is_observer):
-        call = call._replace(out=mode.observe_graph(run.module.parts[call.layer], call, mask))
+        call = call._replace(out=mode.observe_graph(run.module.part(call.layer), call, mask))
     return call.out if isinstance(call.out, Tensor) else None
 
 

@@ -1139,9 +1139,14 @@ class AttentionMode(TorchFunctionMode):
             return out if isinstance(out, Tensor) else run_resumed(out)
         query, key, value, gqa, lse = call.query, call.key, call.value, call.enable_gqa, lse_of_graph(call, mask)
         if call.copies > 1:
-            key, value, gqa = key[:, :: call.copies], value[:, :: call.copies], True
+            key, gqa = key[:, :: call.copies], True
+            value = value if value.shape[1] == key.shape[1] else value[:, :: call.copies]
         if self.recorder is not None and self.recorder.keeps_tensors:  # the graph writes other tensors over them
-            query, key, lse = query.clone(), key.clone(), None if lse is None else lse.clone()
+            query, key, lse = (
+                _copy_as_unwritten(query),
+                _copy_as_unwritten(key),
+                None if lse is None else _copy_as_unwritten(lse),
+            )
         here.parts.append(module)
         here.inputs.append(None)
         try:
@@ -1279,6 +1284,11 @@ class AttentionMode(TorchFunctionMode):
 
 MAX_SIZES = 1024
 _PLAIN_TERMS: dict[Any, ObservedAttention] = {}  # sizes -> a multi-head attention without masks, without its tensors
+
+
+def _copy_as_unwritten(x: Tensor) -> Tensor:
+    """Return a copy of a tensor that counts as never written to, which `clone` within an operator does not."""
+    return x.clone().data
 
 
 def _passed_on(out: Tensor, heads: Tensor) -> Tensor:

@@ -99,29 +99,38 @@ class GraphMasks:
         return function
 
 
-def copies_of_heads(node: Any) -> int:
-    """Return how many adjacent copies there are of each head in keys or values `b h n d`, as far as a graph shows it.
+class HeadCopies(NamedTuple):
+    """How a graph repeats the heads of keys or values `b h n d`."""
 
-    There are r in `k[:, :, None].expand(b, g, r, n, d).reshape(b, g * r, n, d)` and `k.repeat_interleave(r, dim=1)`.
-    """
-    while isinstance(node, fx.Node) and node.target in ("contiguous", "clone"):
-        node = node.args[0]
-    if not isinstance(node, fx.Node) or not node.all_input_nodes:
-        return 1
-    source = node.all_input_nodes[0]
-    before, after = source.meta.get("example_value"), node.meta.get("example_value")
-    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
-        return 1
-    if node.target in ("repeat_interleave", torch.repeat_interleave):
-        given = {**dict(zip(("input", "repeats", "dim"), node.args, strict=False)), **node.kwargs}
-        copies = given.get("repeats")
-        return copies if isinstance(copies, int) and given.get("dim") in (1, -3) else 1
-    if node.target not in ("reshape", "view", "flatten", torch.reshape, torch.flatten):
-        return 1
-    if before.ndim != 5 or after.ndim != 4 or before.stride(2) != 0:
-        return 1
-    b, g, copies, n, d = before.shape
-    return copies if isinstance(copies, int) and after.shape == (b, g * copies, n, d) else 1
+    number: int  # adjacent copies of each head; 1 as far as the graph shows none
+    source: fx.Node | None = None  # the tensor with one copy of each, or one with the copies in dim 2 of five
+    is_expanded: bool = False
+
+    @classmethod
+    def of(cls, node: Any) -> HeadCopies:
+        """Read them from `k[:, :, None].expand(b, g, r, n, d).reshape(b, g * r, n, d)`, or `repeat_interleave`."""
+        while isinstance(node, fx.Node) and node.target in ("contiguous", "clone"):
+            node = node.args[0]
+        if not isinstance(node, fx.Node) or not node.all_input_nodes:
+            return NO_COPIES
+        source = node.all_input_nodes[0]
+        if node.target in ("repeat_interleave", torch.repeat_interleave):
+            given = {**dict(zip(("input", "repeats", "dim"), node.args, strict=False)), **node.kwargs}
+            number = given.get("repeats")
+            return cls(number, source) if isinstance(number, int) and given.get("dim") in (1, -3) else NO_COPIES
+        before, after = source.meta.get("example_value"), node.meta.get("example_value")
+        if node.target not in ("reshape", "view", "flatten", torch.reshape, torch.flatten):
+            return NO_COPIES
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return NO_COPIES
+        if before.ndim != 5 or after.ndim != 4 or before.stride(2) != 0:
+            return NO_COPIES
+        b, g, number, n, d = before.shape
+        is_plain = isinstance(number, int) and after.shape == (b, g * number, n, d)
+        return cls(number, source, is_expanded=True) if is_plain else NO_COPIES
+
+
+NO_COPIES = HeadCopies(1)
 
 
 def _is_random(node: fx.Node) -> bool:
