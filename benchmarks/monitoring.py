@@ -119,8 +119,8 @@ def measure_steps(chosen: argparse.Namespace) -> None:
         for name, ours, peer, bar in cases:
             rows.append(step_row(name, ours, peer, bar))
             print(*(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    path = chosen.out / "steps.csv" if chosen.tiny or chosen.device != "cuda" else RESULTS / "monitoring_gpu.csv"
-    write(path, rows)
+        path = chosen.out / "steps.csv" if chosen.tiny or chosen.device != "cuda" else RESULTS / "monitoring_gpu.csv"
+        write(path, sorted(rows, key=lambda row: "one of them" in str(row["case"])))
 
 
 def step_row(case: str, watched: Sequence[float], plain: Sequence[float], bar: float) -> dict[str, object]:

@@ -153,9 +153,15 @@ def telling():
 
 def test_the_statistic_of_a_single_call_is_heard(telling):
     q, k, v = tensors()
-    out, statistic = run_with_lse(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    out, ran = run_with_lse(F.scaled_dot_product_attention, q, k, v, is_causal=True)
     assert torch.equal(out, SDPA(q, k, v, is_causal=True))
-    assert torch.equal(statistic, sdpa_with_lse(q, k, v, is_causal=True)[1])
+    assert torch.equal(ran.lse, sdpa_with_lse(q, k, v, is_causal=True)[1])
+    assert ran.as_cast(q) is q
+    with torch.autocast("cpu", torch.bfloat16):
+        _, ran = run_with_lse(F.scaled_dot_product_attention, q, k, v)
+    assert torch.equal(ran.as_cast(q), q.bfloat16())
+    assert torch.equal(ran.as_cast(k), k.bfloat16())
+    assert ran.as_cast(v) is v
     assert run_with_lse(lambda: [F.scaled_dot_product_attention(q, k, v) for _ in range(2)])[1] is None
     assert run_with_lse(lambda: run_with_lse(F.scaled_dot_product_attention, q, k, v))[1] is None
 
@@ -192,6 +198,17 @@ def test_nothing_is_heard_after_a_function_has_failed(telling):
     with pytest.raises(RuntimeError):
         run_with_lse(F.scaled_dot_product_attention, q, k, v)
     assert _LSE_SINK.collected is None
+
+
+def test_second_derivatives_raise_as_those_of_the_function():
+    leaves = [x.requires_grad_() for x in tensors()]
+    errors = []
+    for function in (F.scaled_dot_product_attention, lambda *given: sdpa_with_lse(*given)[0]):
+        grad = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)[0]
+        with pytest.raises(RuntimeError) as error:
+            grad.sum().backward()
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
 
 
 def test_a_function_somebody_put_in_its_place_stays(monkeypatch):

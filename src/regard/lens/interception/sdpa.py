@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch.overrides import has_torch_function
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ... import torch_internals
-from ...ops.backends.torch_kernels import SdpaKernel, run_fused
+from ...ops.backends.torch_kernels import SdpaKernel, run_kernel
 from ...ops.terms.masks import Causal
 from ...ops.torch_state import is_traced
 from .graph_masks import GraphMask
@@ -47,14 +47,29 @@ def sdpa_with_lse(
     on the CPU, if PyTorch has no fused kernel, and if another function mode or a tensor subclass intercepts the
     function by its name.
     """
+    out, lse, _, _ = _run_sdpa_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return out, lse
+
+
+def _run_sdpa_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Return the output, the lse or None, and the queries and keys that the kernel got."""
     if not dropout_p and _is_plain(query, key, value):
         q, k, v, mask = _cast_for_autocast(query, key, value, attn_mask)
         if mask is None or _is_plain_mask(mask, q):
             result = _run_kernel(q, k, v, mask, is_causal, scale, enable_gqa)
             if result is not None:
-                return result
+                return *result, q, k
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return run_sdpa(query, key, value, attn_mask, **options), None
+    return run_sdpa(query, key, value, attn_mask, **options), None, query, key
 
 
 def is_causal_bias(mask: object) -> TypeGuard[Any]:
@@ -103,12 +118,24 @@ def is_sdpa_original() -> bool:
     return F.scaled_dot_product_attention is SDPA or F.scaled_dot_product_attention is _hooked_sdpa
 
 
-def run_with_lse(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
+class LseOfCall(NamedTuple):
+    """The lse of a call, and its queries and keys, each with the tensor that the kernel got for it."""
+
+    lse: Tensor
+    queries: tuple[Tensor, Tensor]
+    keys: tuple[Tensor, Tensor]
+
+    def as_cast(self, x: Tensor) -> Tensor:
+        """Return what the kernel got for a tensor that was cast by autocast, or the tensor itself."""
+        return next((cast for given, cast in (self.queries, self.keys) if given is x), x)
+
+
+def run_with_lse(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, LseOfCall | None]:
     """Return the result of a function and, after `install_hook()`, the lse of the attention that it calls.
 
     The lse is None unless the function makes exactly one attention call in this thread.
     """
-    collected: list[Tensor | None] = []
+    collected: list[LseOfCall | None] = []
     outer, _LSE_SINK.collected = _LSE_SINK.collected, collected
     try:
         result = function(*args, **kwargs)
@@ -148,7 +175,7 @@ def sdpa_kernel_call(
 
 
 class _LseSink(threading.local):
-    collected: list[Tensor | None] | None = None
+    collected: list[LseOfCall | None] | None = None
     calls: list[KernelCall] | None = None
 
 
@@ -162,8 +189,8 @@ def _hooked_sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = Non
         # Function modes know the original function; CausalBias compares with the patched name.
         original = run_sdpa if is_causal_bias(attn_mask) and not _mode_is_active() else SDPA
         return original(query, key, value, attn_mask, *args, **kwargs)
-    out, statistic = sdpa_with_lse(query, key, value, attn_mask, *args, **kwargs)
-    collected.append(statistic)
+    out, lse, q, k = _run_sdpa_with_lse(query, key, value, attn_mask, *args, **kwargs)
+    collected.append(None if lse is None else LseOfCall(lse, (query, q), (key, k)))
     return out
 
 
@@ -190,7 +217,7 @@ def _run_kernel(
         return None
     added, seen = (None, None) if mask is None else _added_mask(mask, q.dtype, _hidden_score(kernel))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    out, lse = run_fused(q, k, v, scale=scale, added=added, causal=causal, dropout=0.0, kernel=kernel)
+    out, lse = run_kernel(q, k, v, scale=scale, added=added, causal=causal, dropout=0.0, kernel=kernel)
     if lse is not None and seen is not None:  # kernels return any number for a row that sees no key
         lse = torch.where(seen, lse, -math.inf)
     return out, lse

@@ -144,14 +144,15 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                     read_call = partial(_kernel_call, name, module, q, k, v, mask, position, None, kwargs)
                     out = modes[0].observe(modes[0].names[part], read_call, partial(run_resumed, run), HEADS_THIRD)
                     return (out, *result[1:])
-                foreign = statistic = None
+                foreign = ran = None
                 if not own:
                     result, inner = run_with_call(function, module, q, k, v, mask, *args, **kwargs)
                     foreign = ForeignCall(function, q, k, v, mask, kwargs.get("dropout") or 0.0, result, inner)
                 elif not observed or holds or (defers and is_recompute_cheap(q, k)):
                     result = function(module, q, k, v, mask, *args, **kwargs)
                 else:
-                    result, statistic = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
+                    result, ran = run_with_lse(function, module, q, k, v, mask, *args, **kwargs)
+                statistic = None if ran is None else ran.lse
                 for mode in modes:
                     layer = mode.names[part]
                     alone = not modes[1:] or replacement_of(result[0]) is None
@@ -165,7 +166,8 @@ def _intercepting(find: Callable[..., Any]) -> Callable[..., Any]:
                             mode.recorder.record_deferred(layer, read)
                         continue
                     position = None if mask is None else mode.here.first_positions.get((q.shape[2], k.shape[2]))
-                    read_call = partial(_kernel_call, name, module, q, k, v, mask, position, statistic, kwargs)
+                    recorded = (q, k) if ran is None or mode.recorder is None else (ran.as_cast(q), ran.as_cast(k))
+                    read_call = partial(_kernel_call, name, module, *recorded, v, mask, position, statistic, kwargs)
                     if foreign is None:
                         out = mode.observe(layer, read_call, result[0], HEADS_THIRD)
                     else:

@@ -50,6 +50,24 @@ def run_fused(
     `kernel` is PyTorch's choice for these tensors, if the caller knows it. Compiled for a GPU, the compiler chooses
     the kernel and there is no log-sum-exp.
     """
+    out, lse = run_kernel(q, k, v, scale=scale, added=added, causal=causal, dropout=dropout, kernel=kernel)
+    if lse is not None:
+        differentiable_once(out)
+    return out, lse
+
+
+def run_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    added: Tensor | None,
+    causal: bool,
+    dropout: float,
+    kernel: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The same with the second derivatives of PyTorch's function, which raise its own error."""
     if q.is_cpu:
         if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():  # set by `sdpa_kernel`
             grouped = q.shape[1] != k.shape[1]
@@ -59,9 +77,7 @@ def run_fused(
             return out, None
         if kernel is None and not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # the kernel ignores the stride of the last dim
-        out, lse = torch_internals.cpu_flash_attention(q, k, v, scale=scale, added=added, causal=causal)
-        differentiable_once(out)
-        return out, lse
+        return torch_internals.cpu_flash_attention(q, k, v, scale=scale, added=added, causal=causal)
     added = _align_rows(added, q)
     if torch.compiler.is_compiling():
         grouped = q.shape[1] != k.shape[1]
@@ -75,7 +91,6 @@ def run_fused(
             if d % 8:
                 q, k, v = (F.pad(x, (0, -d % 8)) for x in (q, k, v))
             out, lse, *_ = torch_internals.flash_attention(q, k, v, dropout, causal, scale)
-            differentiable_once(out)
             return out[..., :d] if d % 8 else out, lse
         case SdpaKernel.EFFICIENT:
             out, lse, *_ = torch_internals.efficient_attention(q, k, v, added, dropout, causal, scale)
@@ -85,7 +100,6 @@ def run_fused(
             raise RuntimeError(
                 f"PyTorch has no fused kernel for q {tuple(q.shape)} {q.dtype}, it chose {SdpaKernel(other).name}"
             )
-    differentiable_once(out)
     return out, lse.flatten(2)[..., :i]  # b h i-rounded-up of efficient, b h i 1 of cuDNN
 
 
@@ -93,6 +107,8 @@ def differentiable_once(out: Tensor) -> None:
     """Let the gradients of a fused kernel raise, and say what to write, if they are differentiated again."""
     if torch.compiler.is_compiling() or (node := out.grad_fn) is None:
         return
+    if type(node).__name__.startswith("Slice") and (inner := node.next_functions[0][0]) is not None:
+        node = inner  # the kernel took wider heads
     if type(node).__name__.startswith(
         ("ScaledDotProduct", "FlashAttention")
     ):  # not so PyTorch's math, by `sdpa_kernel`
