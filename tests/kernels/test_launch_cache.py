@@ -43,6 +43,7 @@ class Kernel:
 
     def warmup(self, *given, grid, **named):
         self.may_end.wait(10)
+        self.interval = sys.getswitchinterval()
         self.warmed.append((threading.current_thread().name, given))
         if "WRONG" in named:
             raise ValueError("no such constant")
@@ -156,6 +157,8 @@ def test_another_thread_compiles_for_a_caller_that_does_not_wait(kernel):
     launch_without_waiting(kernel, large, 8, None)
     assert len(kernel.made) == 1
     assert not launch._compiling
+    assert kernel.interval == pytest.approx(launch.SWITCH_SECONDS)  # the caller rarely waits for this thread's Python
+    assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
 def test_a_caller_waits_unless_it_says_otherwise(kernel, monkeypatch):

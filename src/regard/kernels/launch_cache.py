@@ -11,6 +11,7 @@ To compile a kernel takes seconds. Within `without_waiting` another thread compi
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -29,6 +30,9 @@ PLAIN_TYPES = frozenset((int, float, type(None)))  # arguments of these types ar
 CAN_CACHE = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)  # not tried on earlier versions
 
 PATIENCE = 0.1  # seconds to wait for another thread: longer than it takes to load a kernel from Triton's cache on disk
+# While the other thread runs Python, the caller waits this long for the interpreter after each operator it launches.
+# With Python's default of 5 ms a hundred operators take half a second.
+SWITCH_SECONDS = 1e-4
 ALWAYS_WAITS = os.environ.get("REGARD_WAIT_FOR_KERNELS", "0") not in ("", "0")
 
 _cache: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -144,8 +148,13 @@ def _worker() -> ThreadPoolExecutor:
 def _compile(
     kernel: Any, grid: tuple[int, ...], device: int, arguments: tuple[Any, ...], constants: dict[str, Any]
 ) -> None:
-    with torch.cuda.device(device):
-        kernel.warmup(*arguments, grid=grid, **constants)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with torch.cuda.device(device):
+            kernel.warmup(*arguments, grid=grid, **constants)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _stand_in(x: Any) -> Any:

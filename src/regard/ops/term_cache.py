@@ -87,7 +87,7 @@ def _without_tensors(value: Any) -> Hashable:
             return without_tensors(value)
         case Tensor():
             return Tensor
-        case tuple():  # of lengths, say: they are looked at without a call of Python for each
+        case tuple():  # a tuple of numbers, such as lengths, takes no call of Python for each
             return value if NUMBERS.issuperset(map(type, value)) else tuple(map(_without_tensors, value))
         case UserFunction():
             return value.code

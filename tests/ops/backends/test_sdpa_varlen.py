@@ -7,6 +7,7 @@ import torch
 
 import regard as R
 from regard import attend, explain, weights
+from regard.ops.backends import sdpa_varlen as module
 from regard.ops.backends.sdpa_varlen import (
     LatestPlan,
     attend_varlen,
@@ -140,12 +141,23 @@ def test_a_short_causal_text_is_one_call_with_a_mask(name, i, statistic):
     assert all(x.isfinite().all() for x in torch.autograd.grad(out, dirty, grad))
 
 
+def test_one_call_with_a_mask_is_for_very_short_texts_and_for_backwards(monkeypatch):
+    monkeypatch.setattr(module, "MAX_DENSE_FORWARD", N - 1)
+    q, k, v = drawn()
+    assert not module._is_faster_dense(q, k, v)
+    v.requires_grad_()
+    assert module._is_faster_dense(q, k, v)
+    with torch.no_grad():
+        assert not module._is_faster_dense(q, k, v)
+        assert module._is_faster_dense(q[:, :, 1:], k, v)
+
+
 def test_long_texts_and_texts_without_keys_have_no_mask_of_numbers(monkeypatch):
     call = Call.of(*drawn(), mask=R.Causal() & R.Padding((7, N, 0)))
     assert dense_mask(call) is None
     call = Call.of(*drawn(), mask=R.Causal() & R.Padding((7, N, 1)))
     assert dense_mask(call) is not None
-    monkeypatch.setattr("regard.ops.backends.sdpa_varlen.MAX_DENSE_ENTRIES", 3 * N * N - 1)
+    monkeypatch.setattr(module, "MAX_DENSE_ENTRIES", 3 * N * N - 1)
     assert dense_mask(call) is None
 
 

@@ -8,7 +8,6 @@ one call of a kernel for sequences of different lengths, and other masks are den
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial, reduce
 from typing import NamedTuple
@@ -38,6 +37,7 @@ from .torch_kernels import (
     choose_kernel,
     differentiable_once,
     is_surely_fused,
+    prefers_efficient,
     run_fused,
     scaled_product_inputs,
     with_equal_widths,
@@ -49,7 +49,6 @@ INF = float("inf")
 MAX_TILE_ENTRIES = 2**15  # up to this size one dense tile is faster than planned blocks
 # Entries of a dense mask on a GPU: 32 MB in half precision, and of one that is kept beside the mask: 8 MB.
 MAX_GPU_TILE_ENTRIES, MAX_KEPT_ENTRIES = 2**24, 2**22
-MAX_EFFICIENT_SCORES = 2**24
 MAX_WIDENING = 2  # keys are padded to the width of values up to this factor: the kernel takes one width
 MAX_TILE_KEYS = 2**9  # for few queries, up to this number of keys
 
@@ -209,28 +208,11 @@ def _run_single(call: Call, form: SingleCall, finite: bool | None = None) -> tup
         assert added is not None
         empty = (added == -INF).all(-1, keepdim=True)
         q = q if can_read_values(q) else torch.where(empty, 0.0, q)
-    kernel = SdpaKernel.EFFICIENT if q.is_cuda and added is not None and _is_short(call) else None
+    kernel = SdpaKernel.EFFICIENT if q.is_cuda and added is not None and prefers_efficient(q, k) else None
     out, lse = run_fused(q, k, v, scale=scale, added=added, causal=form.causal, dropout=call.dropout, kernel=kernel)
     if empty is not None and lse is not None:
         lse = torch.where(empty[..., 0], -INF, lse)  # the kernel takes the sum of an empty row as 1
     return out[..., : call.v.shape[-1]].to(call.v.dtype), None if lse is None else lse[..., None]
-
-
-def _is_short(call: Call) -> bool:
-    """True if a mask of these sizes goes to the memory-efficient kernel rather than to cuDNN.
-
-    cuDNN takes 0.7 seconds for its first mask in a process, and 0.05 for each new shape. On an H200 a mask of 2 x 8 x
-    1024 takes it 0.33 ms forward and backward, and the other 0.25; of 8 x 12 x 1024, 0.63 and 1.01 ms.
-    """
-    return (
-        math.prod(call.shape) <= MAX_EFFICIENT_SCORES
-        and call.q.dtype in (torch.float16, torch.bfloat16)
-        and call.q.shape[-1] % 8 == 0
-        and call.q.shape[1] == call.k.shape[1]
-        and not is_traced()
-        and torch.backends.cuda.mem_efficient_sdp_enabled()
-        and not torch.are_deterministic_algorithms_enabled()
-    )
 
 
 class SingleCall(NamedTuple):
