@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from regard import Causal, Window
 from regard.lens import ablate, capture, importance
@@ -186,10 +187,13 @@ IMPLEMENTATIONS = ["sdpa", "eager", "flex_attention", "registered"]
 
 
 @pytest.fixture
-def llama(registries):
+def llama(registries, monkeypatch):
     registries.AttentionInterface.register("registered", registered_attention)
     masks = transformers.AttentionMaskInterface()
     transformers.AttentionMaskInterface.register("registered", masks["eager"])
+    # The graph of FlexAttention is what is intercepted: to make code of it takes longer than all else.
+    compiled = torch.compile(flex_attention, backend="eager")
+    monkeypatch.setattr("transformers.integrations.flex_attention.WrappedFlexAttention.__call__", lambda _: compiled)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=32,
