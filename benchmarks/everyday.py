@@ -5,8 +5,8 @@ synchronize around each call, the calls of a case in turn, medians; memory is th
 inputs and the model. `--tiny` runs every case at a small size, on a CPU too, and saves nothing.
 
 `--within 150` repeats less, begins no case that may not end within 150 seconds, and measures the first calls of two
-kinds at a time. Cases whose saved rows are the oldest come first. Those that it did not reach are named, and
-keep their saved rows.
+kinds at a time. Cases whose saved rows are the oldest come first, long ones last. Those that it did not reach are
+named, and keep their saved rows.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from .measure import Measured, save
 
 SECONDS, SHORT_SECONDS = 0.5, 0.2  # of repeats of one case
 FEWEST, MOST = 3, 30  # repeats
+LONG_SECONDS = 20  # cases that may take longer come last
 TABLE = RESULTS / "everyday_gpu.csv"
 FIELDS = [
     *("case", "call", "time", "quartiles", "baseline", "ratio", "bar", "met", "memory", "repeats", "machine"),
@@ -58,7 +59,7 @@ def main() -> None:
     kinds = [kind for kind in KINDS if any(part in f"first call, {kind}" for part in arguments.only)]
     if within is not None:
         saved = {str(row["case"]): row for row in saved_rows()}
-        chosen.sort(key=lambda case: (*age(saved.get(case.name)), case.takes))
+        chosen.sort(key=lambda case: (case.takes > LONG_SECONDS, *age(saved.get(case.name)), case.takes))
         with ThreadPoolExecutor(2) as pool:  # more would take each other's time
             tables = list(pool.map(lambda kind: list(first_calls(kind, size)), kinds))
         for rows in tables:
