@@ -165,6 +165,13 @@ def test_there_is_something_to_run():
 
 
 @pytest.mark.chapters
+def test_a_script_is_a_main_module_and_fails_with_its_error(interpreter, tmp_path):
+    assert interpreter.run(["-c", "import sys; print(sys.argv, __name__)", "a"], tmp_path) == "['-c', 'a'] __main__\n"
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        interpreter.run(["-c", "1 / 0"], tmp_path)
+
+
+@pytest.mark.chapters
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page) and page not in CHAPTERS], ids=name_of)
 def test_snippets_run_one_after_the_other(page, interpreter, tmp_path):
     interpreter.run(["-c", "\n".join(snippets(page))], tmp_path)
