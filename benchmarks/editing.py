@@ -12,8 +12,9 @@ each set of edits, which is what a loop takes. With `--layers` it has some layer
 
 `python -m benchmarks.editing peers --folder FOLDER --python PYTHON` runs the sweep by TransformerLens, nnsight and
 regard on the model that transformers saved in a folder, each in a process of its own: of every head on a GPU, of six
-heads on one CPU thread. Without a folder, the model is of SmolLM2-135M's shape with random weights. PYTHON is that of
-an environment with transformer-lens and nnsight; `--tools` names those to run. All must find the same values.
+heads on one CPU thread; `--layers` names the layers. Without a folder, the model is of SmolLM2-135M's shape with random
+weights. PYTHON is that of an environment with transformer-lens and nnsight; `--tools` names those to run. All must find
+the same values.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=("cost", "sweep", "peers"))
     parser.add_argument("--tokens", type=int, nargs="+", default=[], help="other numbers are not saved by cost")
     parser.add_argument("--only", default="", help="measure only edits whose source holds this (cost)")
-    parser.add_argument("--layers", type=int, nargs="+", help="sweep these layers alone (sweep)")
+    parser.add_argument("--layers", type=int, nargs="+", help="these layers alone (sweep, peers)")
     parser.add_argument("--folder", type=Path, help="a model that transformers saved (peers)")
     parser.add_argument("--python", default=sys.executable, help="with transformer-lens and nnsight (peers)")
     parser.add_argument("--tools", nargs="+", default=TOOLS, choices=TOOLS, help="beside regard (peers)")
@@ -242,12 +243,12 @@ def run_peers(chosen: argparse.Namespace, folder: Path, weights: str) -> None:
     script = Path(__file__).with_name("editing_peer.py")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
-    layers = ",".join(map(str, chosen.layers or (0, 15, 29))) if chosen.layers or not on_gpu else "all"
+    layers = chosen.layers or (range(30) if on_gpu else (0, 15, 29))
     for n in chosen.tokens:
         found = {}
         for tool in ("regard", *chosen.tools):
             python = sys.executable if tool == "regard" else chosen.python
-            command = [python, "-W", "ignore", str(script), tool, str(folder), str(n), layers]
+            command = [python, "-W", "ignore", str(script), tool, str(folder), str(n), ",".join(map(str, layers))]
             environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
             run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
             if run.returncode:
@@ -258,7 +259,7 @@ def run_peers(chosen: argparse.Namespace, folder: Path, weights: str) -> None:
             if not torch.allclose(values, ours, atol=HALF_ERROR if on_gpu else 1e-3, rtol=1e-3):
                 raise SystemExit(f"error: {tool} finds {values.tolist()}, regard {ours.tolist()}; nothing was saved")
             row = {
-                "case": f"{len(values)} knockouts in {30 if layers == 'all' else len(layers.split(','))} layers",
+                "case": f"{len(values)} knockouts in {len(layers)} layers",
                 "tokens": n,
                 "tool": f"{tool} {each['version']}",
                 "time": f"{each['seconds']:.2f} s",

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.editing peers` runs it once for each tool, with a Python that has the tool installed; nothing of
 this repository is imported for the others. FOLDER holds a Llama-shaped model that transformers saved. In each set of
-edits, the last token does not see four tokens, in one head of one layer: in the first and the last head of LAYERS, as
-"0,15,29", or in every head of "all". A GPU runs it in bfloat16 if there is one, else one thread of a CPU in float32.
+edits, the last token does not see four tokens, in one head of one of LAYERS, as "0,15,29". A GPU runs every head, in
+bfloat16, one thread of a CPU the first and the last head, in float32.
 """
 
 from __future__ import annotations
@@ -98,10 +98,12 @@ def main() -> None:
     torch.set_num_threads(1)
     ids = torch.randint(0, 49_152, (1, tokens), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf8"))
-    layers, heads = range(config["num_hidden_layers"]), range(config["num_attention_heads"])
-    if chosen != "all":
-        layers, heads = map(int, chosen.split(",")), (0, heads[-1])
-    sets = [(layer, head) for layer in layers for head in heads]
+    heads = range(config["num_attention_heads"])
+    sets = [
+        (int(layer), head)
+        for layer in chosen.split(",")
+        for head in (heads if DEVICE == "cuda" else heads[:: len(heads) - 1])
+    ]
     with torch.no_grad():
         run = TOOLS[tool](folder, ids, slice(tokens // 8, tokens // 8 + 4))
         values, seconds, size = (measured_on_gpu if DEVICE == "cuda" else measured_on_cpu)(run, sets)

@@ -153,23 +153,25 @@ class Editor:
         if any(each.needs_tokens for each in edits):
             tokens = self._finder.tokens_of(layer, seen)
         at = EditedCall(layer, self._here.count_call(layer), tokens, self._here.clean)
-        before = run = seen
+        stages = [seen]
         for each in edits:
             if tokens is not None and (selected := each.selects_tokens(tokens)) is not None:
                 known = self._selected.get(id(each), selected)
                 self._selected[id(each)] = known if known is selected else known | selected
             try:
-                changed, faster = each.change(seen, at), each.change_for_speed(run, at)
-                if faster is None:
-                    faster = changed if run is seen else each.change(run, at)
-                seen, run = changed, faster
+                stages.append(each.change(stages[-1], at))
             except NotUnderstood as reason:
                 raise NotUnderstood(f"{each!r} cannot edit {shown_name(layer)}: {reason}") from reason
+        before, after = stages[0], stages[-1]
         if attention.dropout == 0:
-            heads = run_parts(lambda: attention.heads, before, seen, edits, at)
+            heads = run_parts(lambda: attention.heads, before, after, edits, at)
             if heads is not None:
-                return attention.replaced_by_heads(seen, heads)
-        return attention.replaced_by(seen, run)
+                return attention.replaced_by_heads(after, heads)
+        run = before
+        for each, given, changed in zip(edits, stages, stages[1:], strict=False):
+            faster = each.change_for_speed(run, at)
+            run = faster if faster is not None else changed if run is given else each.change(run, at)
+        return attention.replaced_by(after, run)
 
     def _edits_of(self, layer: str) -> tuple[Edit, ...]:
         if layer not in self._by_layer:

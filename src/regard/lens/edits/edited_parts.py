@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,6 +41,8 @@ from ..recording.observed import ObservedAttention
 from .call_tokens import CallTokens
 from .edit_values import Boost, Cut, Edit, EditedCall, constant
 
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.intp]
 MIN_ENTRIES = 2**18  # entries of a matrix below which one call with a mask takes less time
 MAX_ROW_ENTRIES = 2**26  # weights of few queries, which are stored
 FEW_QUERIES = 16, 64  # a number, and the largest part of all queries, 1 / 64
@@ -78,7 +81,7 @@ class QueryRun(NamedTuple):
 class Selected(NamedTuple):
     """The queries, heads and keys that some edits name in one call."""
 
-    rows: Tensor | None  # the numbers of the queries, or None for all
+    rows: Numbers | None  # the numbers of the queries, or None for all
     heads: tuple[int, ...] | None
     runs: list[QueryRun] | None  # None if the texts of the batch differ, or if there are too many runs
 
@@ -104,10 +107,11 @@ def run_parts(
     n = i if found.rows is None else len(found.rows)
     if found.rows is not None and n <= max(few, i // share) and b * h * n * j <= MAX_ROW_ENTRIES:
         out = plain()
-        return out.index_copy(2, found.rows, _rows_of(after, found.rows).to(out.dtype)) if n else out
+        rows = constant(tuple(found.rows.tolist()), torch.long, out.device)
+        return out.index_copy(2, rows, _rows_of(after, rows).to(out.dtype)) if n else out
     if found.heads is not None and len(found.heads) * FEW_HEADS <= h and _is_alike_in_all_heads(before):
         out = plain().clone()
-        for rows, part in _heads_of(before, pairs, found.heads, at):
+        for rows, part in _heads_of(before, pairs, found, at):
             for n, head in enumerate(found.heads):
                 out[:, head, rows] = part[:, n]
         return out
@@ -116,32 +120,39 @@ def run_parts(
 
 
 def _select(edits: Sequence[Cut | Boost], tokens: CallTokens) -> Selected:
-    queries, keys = (
-        [None if x is None else axis.select(x) for x in chosen]
-        for axis, chosen in (
-            (tokens.queries, [each.queries for each in edits]),
-            (tokens.keys, [each.keys for each in edits]),
-        )
-    )
+    i, j = tokens.queries.real.shape[1], tokens.keys.real.shape[1]
+    axes = [(tokens.queries, each.queries) for each in edits] + [(tokens.keys, each.keys) for each in edits]
+    chosen = [None if selection is None else axis.select(selection) for axis, selection in axes]
+    found = _on_host([x for x in chosen if x is not None])
+    on_host = [None if x is None else next(found) for x in chosen]
+    queries, keys = on_host[: len(edits)], on_host[len(edits) :]
     rows = heads = None
     if all(x is not None for x in queries):
-        rows = torch.stack([x.any(0) for x in queries if x is not None]).any(0).nonzero().flatten()
+        rows = np.flatnonzero(np.any([x.any(0) for x in queries if x is not None], 0))
     if all(each.heads is not None for each in edits):
         heads = tuple(sorted({head for each in edits for head in each.heads}))  # type: ignore[union-attr]
-    if not all(x is None or bool((x == x[:1]).all()) for x in (*queries, *keys)):
+    if not all(x is None or (x == x[:1]).all() for x in on_host):
         return Selected(rows, heads, None)
-    return Selected(rows, heads, _query_runs(edits, queries, keys, tokens))
-
-
-def _query_runs(
-    edits: Sequence[Cut | Boost], queries: list[Tensor | None], keys: list[Tensor | None], tokens: CallTokens
-) -> list[QueryRun] | None:
-    """Return the runs of queries with the same edits; None if there are too many."""
-    i, j = tokens.queries.real.shape[1], tokens.keys.real.shape[1]
     of_rows, of_keys = (
-        np.stack([np.ones(n, dtype=bool) if x is None else x[0].numpy(force=True) for x in xs])
-        for xs, n in ((queries, i), (keys, j))
+        np.stack([np.ones(n, dtype=bool) if x is None else x[0] for x in xs]) for xs, n in ((queries, i), (keys, j))
     )
+    return Selected(rows, heads, _query_runs(edits, of_rows, of_keys))
+
+
+def _on_host(tensors: Sequence[Tensor]) -> Iterator[Flags]:
+    """Yield the numbers of bool tensors, which are copied from a GPU at once."""
+    if tensors:
+        flat = torch.cat([x.flatten() for x in tensors]).numpy(force=True)
+        ends = np.cumsum([x.numel() for x in tensors])[:-1]
+        yield from (part.reshape(x.shape) for part, x in zip(np.split(flat, ends), tensors, strict=True))
+
+
+def _query_runs(edits: Sequence[Cut | Boost], of_rows: Flags, of_keys: Flags) -> list[QueryRun] | None:
+    """Return the runs of queries with the same edits; None if there are too many.
+
+    `of_rows` and `of_keys` are True for the queries and keys of each edit, `edits i` and `edits j`.
+    """
+    i, j = of_rows.shape[1], of_keys.shape[1]
     bounds = [0, *(np.flatnonzero((of_rows[:, 1:] != of_rows[:, :-1]).any(0)) + 1).tolist(), i]
     if len(bounds) - 1 > MAX_RUNS:
         return None
@@ -239,12 +250,18 @@ def _is_plain_softmax(seen: ObservedAttention) -> bool:
 
 
 def _heads_of(
-    seen: ObservedAttention, edits: Sequence[Cut | Boost], heads: tuple[int, ...], at: EditedCall
+    seen: ObservedAttention, edits: Sequence[Cut | Boost], found: Selected, at: EditedCall
 ) -> list[tuple[slice, Tensor]]:
     """Return the edited outputs of some heads, with the queries that they belong to."""
+    _, heads, runs = found
+    assert heads is not None
     h = seen.q.shape[1]
     q, k, v = (_take_heads(x, [head * x.shape[1] // h for head in heads]) for x in (seen.q, seen.k, seen.v))
     part = seen._replace(q=q, k=k, v=v, statistic=None)
+    if runs is not None and all(each.heads == heads for each in edits):
+        parts = _run_by_keys(part, [each for each in runs if each.is_edited])
+        if parts is not None:
+            return parts
     tokens = at.tokens
     assert tokens is not None
 
@@ -255,14 +272,8 @@ def _heads_of(
             found.append(dataclasses.replace(each, heads=None if len(own) == len(heads) else own))
         return found
 
-    own = tokens.once(("heads", *map(id, edits)), renumber)
-    found = tokens.once((Selected, *map(id, own)), lambda: _select(own, tokens))
-    if found.runs is not None and all(each.heads is None for each in own):
-        parts = _run_by_keys(part, [each for each in found.runs if each.is_edited])
-        if parts is not None:
-            return parts
     run = part
-    for each in own:
+    for each in tokens.once(("heads", *map(id, edits)), renumber):
         run = each.change_for_speed(run, at) or each.change(run, at)
     terms: Any = {slot: getattr(run, slot) for slot in SLOTS}
     return [(slice(None), attend(run.q, run.k, run.v.to(run.q.dtype), **terms, offset=run.offset))]

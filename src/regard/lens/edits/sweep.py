@@ -32,7 +32,7 @@ from .token_selection import Selection
 
 Edits = Mapping[str, Edit | Sequence[Edit]]
 AXES = ("layer", "head", "keys")
-MAX_TOKENS, MAX_GPU_TOKENS = 2**12, 2**16  # tokens of all copies in one pass
+MAX_TOKENS, MAX_GPU_TOKENS = 2**12, 2**14  # tokens of all copies in one pass
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest entry
 MAX_HALF_ERROR = 0.05
 
@@ -75,7 +75,7 @@ def sweep(
         metric: from the output of the model to a number.
         tokens: the tokens of the text, as for `edit`.
         layout: the dims of the batch and the heads, as for `capture`.
-        copies: the largest number of sets that run in one pass. By default up to 4,096 tokens on a CPU, and 65,536 on a
+        copies: the largest number of sets that run in one pass. By default up to 4,096 tokens on a CPU, and 16,384 on a
             GPU, within half of its free memory; the metric is called on the output of each set.
     """
     if copies is not None:
