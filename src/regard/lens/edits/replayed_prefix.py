@@ -1,8 +1,9 @@
 """Run a model again from one of its attention layers on: what it computed before is replayed.
 
 A `PrefixRecorder` watches one pass. At the first call of each chosen layer it keeps the outputs of the modules that had
-finished by then: the embedding, the blocks before, and in the block itself the norm before the layer. Of a module that
-has finished as a whole only its own output is kept, so a model of n blocks keeps n hidden states.
+finished by then: the embedding, the blocks before, and in the block itself other layers before this one. Of a module
+that has finished as a whole only its own output is kept, and norms and projections of the block run again, so a model
+of n blocks keeps n hidden states.
 
 `replay_outputs` returns these outputs and does not run the modules again. That holds for models whose modules compute
 functions of their inputs: a tensor that the model writes to after a module has returned it is not replayed.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ class FinishedCall(NamedTuple):
     module: nn.Module
     output: Any
     versions: tuple[int, ...]  # the version counters of its tensors
+    caller: nn.Module
 
     def is_unchanged(self) -> bool:
         """Whether the model has not written to the output since."""
@@ -47,6 +50,7 @@ class PrefixRecorder:
     def __init__(self, is_chosen: Callable[[str], bool]) -> None:
         self._is_chosen = is_chosen
         self._running: list[_RunningCall] = []
+        self._trunk: list[nn.Module] = []  # the modules that run whichever chosen layer does
         self.before: dict[str, list[FinishedCall]] = {}  # layer -> calls before it, layers in order of their first call
         self.shapes: dict[str, tuple[int, ...]] = {}  # b h i e of the heads of each layer
 
@@ -58,7 +62,19 @@ class PrefixRecorder:
             if self._is_chosen(layer):
                 # What the layer itself has called may be a part of its attention, such as dropout on the weights.
                 self.before[layer] = [call for running in self._running[:-1] for call in running.finished]
+                self._drop_parts_of_blocks()
         return out
+
+    def _drop_parts_of_blocks(self) -> None:
+        """Drop calls of modules without parts, such as norms, unless all layers have them before them."""
+        running = [each.module for each in self._running]
+        if len(self.before) > 1:
+            running = [
+                x for x, y in takewhile(lambda pair: pair[0] is pair[1], zip(self._trunk, running, strict=False))
+            ]
+        self._trunk = running
+        for layer, calls in self.before.items():
+            self.before[layer] = [x for x in calls if x.caller in running or any(x.module.children())]
 
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator[None]:
@@ -80,7 +96,8 @@ class PrefixRecorder:
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._running.pop()
         if self._running:
-            self._running[-1].finished.append(FinishedCall(module, output, _versions(output)))
+            caller = self._running[-1]
+            caller.finished.append(FinishedCall(module, output, _versions(output), caller.module))
 
 
 @contextmanager
