@@ -111,9 +111,9 @@ def run_parts(
         return out.index_copy(2, rows, _rows_of(after, rows).to(out.dtype)) if n else out
     if found.heads is not None and len(found.heads) * FEW_HEADS <= h and _is_alike_in_all_heads(before):
         out = plain().clone()
-        for rows, part in _heads_of(before, pairs, found, at):
+        for queries, part in _heads_of(before, pairs, found, at):
             for n, head in enumerate(found.heads):
-                out[:, head, rows] = part[:, n]
+                out[:, head, queries] = part[:, n]
         return out
     parts = None if found.heads is not None else _run_by_keys(before, found.runs)
     return None if parts is None else _join_rows([part for _, part in parts])
