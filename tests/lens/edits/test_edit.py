@@ -9,7 +9,21 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from regard import Alibi, Causal, Padding, attend
-from regard.lens import Boost, Cut, NotUnderstood, Only, Scale, Temperature, capture, edit, words
+from regard.lens import (
+    Boost,
+    Cut,
+    NotUnderstood,
+    Only,
+    Scale,
+    Temperature,
+    capture,
+    edit,
+    lines,
+    patches,
+    sentences,
+    spans,
+    words,
+)
 from regard.nn import Attention
 from tests.lens.edits.dense_edits import dense_edited
 from tests.lens.entrances import ENTRANCES, NO_BACKWARD, build, libraries  # noqa: F401
@@ -150,6 +164,22 @@ def test_tokens_are_selected_by_groups_and_by_functions_of_each_row():
     with edit(model, {"0": Cut(keys=words(texts[0])["ab"])}), capture(model) as cut:
         model(x)
     assert not cut[0].dense()[:, :, :, :2].any()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "hidden"),
+    [
+        (sentences(["a", ".", "b", "c", ".", "d", "e"])["bc."], (2, 3, 4)),
+        (lines(["a", "\n", "b", "c", "d", "e", "f"])[0], (0, 1)),
+        (spans(7, {"subject": (1, 3)})["subject"], (1, 2)),
+        (patches(2, 3)["1,0"], (4,)),
+    ],
+)
+def test_groups_of_all_kinds_select_their_tokens(chosen, hidden):
+    model = build("sdpa")
+    with edit(model, {"*": Cut(keys=chosen)}), capture(model) as tape:
+        model(qkv())
+    assert tape[0].dense().eq(0).all((0, 1, 2)).nonzero().flatten().tolist() == list(hidden)
 
 
 def test_threads_edit_the_same_model():
