@@ -107,8 +107,17 @@ def main() -> None:
     with torch.no_grad():
         run = TOOLS[tool](folder, ids, slice(tokens // 8, tokens // 8 + 4))
         values, seconds, size = (measured_on_gpu if DEVICE == "cuda" else measured_on_cpu)(run, sets)
-    found = {"values": values, "seconds": seconds, "bytes": size, "version": version(tool)}
+    found = {"values": values, "seconds": seconds, "bytes": size, "version": version_of(tool)}
     print(json.dumps(found))
+
+
+def version_of(tool: str) -> str:
+    """Return the version of a tool; regard runs from a checkout too, where it is not installed."""
+    if tool != "regard":
+        return version(tool)
+    from regard import __version__
+
+    return __version__
 
 
 def measured_on_gpu(run: Callable[[Sets], list[float]], sets: Sets) -> tuple[list[float], float, int]:
