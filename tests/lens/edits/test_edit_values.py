@@ -1,9 +1,11 @@
 """Edits as values: they print as their source, compare by value, and refuse what is no edit."""
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from regard.lens import Boost, Cut, Only, Scale, Temperature, generated, words
-from regard.lens.edits.edit_values import Edit
+from regard.lens.edits.edit_values import Edit, constant
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,14 @@ def test_an_edit_without_a_change_changes_nothing():
     assert Edit().factors(2) == [1.0, 1.0]
     assert Only([2, 0, 2]).head_numbers() == (0, 2)
     assert Scale(None, 3).factors(2) == [3.0, 3.0]
+
+
+def test_numbers_that_are_kept_are_those_of_no_trace():
+    numbers = (0.5, 17.25)
+    with FakeTensorMode():
+        assert isinstance(constant(numbers, torch.float32, torch.device("cpu")), FakeTensor)
+    with torch.inference_mode():
+        kept = constant(numbers, torch.float32, torch.device("cpu"))
+    assert kept.tolist() == [*numbers]
+    assert not kept.is_inference()
+    assert constant(numbers, torch.float32, torch.device("cpu")) is kept

@@ -20,6 +20,7 @@ from ...checks import check_number
 from ...ops.terms.biases import ScaledBias
 from ...ops.terms.masks import Dense, Documents, Padding
 from ...ops.terms.masks.mask_algebra import Mask
+from ...ops.torch_state import is_traced
 from ..interception.kernel_call import NotUnderstood
 from ..recording.observed import ObservedAttention
 from ..terms.changed_weights import Given
@@ -299,8 +300,14 @@ def are_chosen(heads: tuple[int, ...] | None, n: int, device: torch.device) -> T
     return constant(tuple(heads is None or h in heads for h in range(n)), torch.bool, device)
 
 
-@lru_cache(maxsize=256)
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor that is never written to; kept, because the host waits for a GPU to copy them."""
+    if is_traced():  # the tensor would hold no numbers
+        return torch.tensor(values, dtype=dtype, device=device)
+    return _kept_constant(values, dtype, device)
+
+
+@lru_cache(maxsize=256)
+def _kept_constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
