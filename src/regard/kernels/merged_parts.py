@@ -17,7 +17,7 @@ from torch import Tensor
 from .launch_cache import launch
 from .tiles import padded_width
 
-ROWS = 32  # of a program
+ROWS = 32  # rows that a program merges
 
 
 @triton.jit

@@ -48,7 +48,7 @@ MAX_ROW_ENTRIES = 2**26  # weights of few queries, which are stored
 FEW_QUERIES = 16, 64  # a number, and the largest part of all queries, 1 / 64
 MAX_STRIP = 64  # keys with a bias
 MAX_RUNS = 8  # stretches of cut keys, or of queries with the same edits
-KEYS_PER_PIECE = 256  # of a product of few queries
+KEYS_PER_PIECE = 256  # keys that a GPU sums one after the other for few queries
 FEW_HEADS = 4  # the largest part of all heads is 1 / 4
 
 
