@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import regard.lens.interception.compiled_models as compiled_models
 from regard import Causal, Padding
 from regard.lens import Cut, Monitor, Scale, capture, edit, knockouts, sweep
+from regard.lens.interception.compiled_graphs import WatchedCall
+from regard.lens.interception.graph_masks import GraphMask
 from regard.lens.recording.store import Store
 from regard.lens.terms import interpret
 from regard.models import Gpt, GptConfig
@@ -321,25 +323,37 @@ def test_queries_and_keys_of_a_graph_are_copied_once(monkeypatch):
     assert len(tape) == 3
 
 
+class Expanded(nn.Module):
+    """SDPA over heads that are repeated as transformers repeats them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (H, -1)).transpose(1, 2)
+        k = q[:, :2, None].expand(-1, -1, 2, -1, -1).reshape(q.shape)
+        return F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)
+
+
 @torch.no_grad()
-def test_the_operator_gets_values_as_they_are_before_they_are_repeated():
-    found = []
+@pytest.mark.parametrize(("build", "calls", "repeat"), [(Lower, 3, "repeat_interleave"), (Expanded, 1, "reshape")])
+def test_the_operator_gets_values_as_they_are_before_they_are_repeated(build, calls, repeat):
+    found, model = [], build()
 
     def keep(graph, inputs):
         found.append(graph)
         return graph.forward
 
-    compiled = torch.compile(Lower(), backend=keep, fullgraph=True, dynamic=False)
-    with capture(compiled):
+    compiled = torch.compile(model, backend=keep, fullgraph=True, dynamic=False)
+    with capture(compiled) as tape:
         compiled(tokens())
-    calls = [node for node in found[-1].graph.nodes if "watch_call" in str(node.target)]
-    repeats = {node for node in found[-1].graph.nodes if "repeat_interleave" in str(node.target)}
-    assert len(calls) == 3
-    for call in calls:
-        key, value, mask = call.args[4:7]
+    assert len(tape) == calls
+    assert tape[0].call.k.shape[1] == 2
+    watched = [node for node in found[-1].graph.nodes if "watch_call" in str(node.target)]
+    for node in watched:
+        key, value, mask = node.args[4:7]
         assert mask is None
-        assert key.args[0] in repeats
-        assert value.args[0] not in repeats
+        assert repeat in str(key.args[0].target)
+        assert repeat not in str(value.args[0].target)
+        assert (value.target == "select") == (build is Expanded)
+    assert len(watched) == calls
 
 
 class CudaGraphs:
@@ -501,3 +515,15 @@ def test_an_architecture_of_transformers_is_captured_compiled(name):
     for key, A in tape.items():
         torch.testing.assert_close(A.dense(), expected[key].dense(), atol=2e-5, rtol=2e-5)
     assert refusal(model) is None
+
+
+def test_the_mask_of_a_run_has_the_entries_of_its_latest_call():
+    run = compiled_models._Run(None, [])
+    first, later = torch.zeros(2, 2), torch.ones(2, 2)  # the graph may have written to the first since
+    calls = [WatchedCall(None, None, None, x, 0.0, False, None, False, 3, 1, "layer", None) for x in (first, later)]
+    one, other = map(run.mask_of, calls)
+    assert one is other
+    assert one.values() is later
+    assert run.mask_of(calls[0]._replace(attn_mask=None, mask_number=None)) is None
+    run.constants = {3: (known := GraphMask(lambda: first))}
+    assert run.mask_of(calls[1]) is known
