@@ -277,6 +277,13 @@ def recompile_limit_error() -> type[Exception]:
     return FailOnRecompileLimitHit
 
 
+def compile_error() -> type[Exception]:
+    """The error of a function that PyTorch cannot compile; imports the compiler. Without it: catch RuntimeError."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed
+
+
 def recompile_limit(most: int) -> AbstractContextManager[Any]:
     """Let functions compile up to `most` times. Without it: torch.compile raises for batches of many lengths."""
     limit: AbstractContextManager[Any] = torch._dynamo.config.patch(

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 import regard as R
-from regard.ops.backends import flex, reference
+from regard.ops import dispatch
+from regard.ops.backends import flex, reference, tiled
 from regard.ops.call import Call
 from tests.backends import flex_on_the_cpu
 from tests.ops.inputs import qkv
@@ -49,6 +51,45 @@ def test_flex_tells_the_statistic_only_where_it_is_asked_for(normalize, monkeypa
     torch.testing.assert_close(statistic, exact)
     assert asked == [normalize is not None, True]
     assert (none is None) is (normalize is None)
+
+
+class TestWhatPyTorchCannotCompile:
+    @pytest.fixture(autouse=True)
+    def no_kernel(self, monkeypatch):
+        """No kernel compiles for 5 features; tells how often one was asked for."""
+        asked, real = [], flex._call_flex
+
+        def compiled(q, *rest):
+            asked.append(q.shape)
+            if q.shape[-1] == 5:
+                raise InductorError(RuntimeError("no valid configuration\nand much more"), None)
+            return real(q, *rest)
+
+        monkeypatch.setattr(flex, "_call_flex", compiled)
+        monkeypatch.setattr(flex, "_FAILED", {})
+        monkeypatch.setattr(dispatch, "order", lambda call: (flex, tiled))
+        return asked
+
+    def test_another_backend_runs_it_and_explain_says_why(self, no_kernel):
+        q, k, v = qkv(d=5)
+        terms = {"mask": R.Causal() & R.Window(9), "bias": R.Alibi(4)}
+        want = R.attend(q, k, v, **terms, backend="reference")
+        with flex_on_the_cpu():
+            with pytest.warns(UserWarning, match=r"could not compile .*: no valid configuration\); slower"):
+                torch.testing.assert_close(R.attend(q, k, v, **terms), want)
+            torch.testing.assert_close(R.attend(q, k, v, **terms), want)  # without a warning, which is an error here
+            assert len(no_kernel) == 1
+            explained = R.explain(q, k, v, **terms)
+            assert "could not compile it for this kind of call (RuntimeError: no valid configuration)" in explained
+            q, k, v = qkv(d=4)
+            want = R.attend(q, k, v, **terms, backend="reference")
+            torch.testing.assert_close(R.attend(q, k, v, **terms), want)
+        assert len(no_kernel) == 2
+
+    def test_asked_for_by_name_it_is_an_error_that_names_the_next_step(self):
+        q, k, v = qkv(d=5)
+        with flex_on_the_cpu(), pytest.raises(ValueError, match=r"no valid configuration\); leave backend= out"):
+            R.attend(q, k, v, bias=R.Alibi(4), backend="flex")
 
 
 @pytest.mark.gpu

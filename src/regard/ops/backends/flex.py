@@ -9,6 +9,7 @@ PyTorch's module is imported when first needed: it brings the compiler with it.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from itertools import count
@@ -27,6 +28,7 @@ from ..terms.coordinates import Point
 from ..terms.normalizers import SinkSoftmax, Softmax
 from ..terms.scores import Bilinear, Cosine, Dot, FunctionScore, product_of
 from ..torch_state import in_forward_mode, in_functorch, run_uncompiled
+from . import tiled
 from .torch_kernels import scaled_product_inputs, score_cap
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ def _objections(call: Call) -> Objections:
         found.append("torch.func cannot follow it")
     if in_forward_mode():
         found.append("its kernels have no derivative in forward mode")
+    if not found and _FAILED and (reason := _FAILED.get(_failure_key(call))):
+        found.append(f"PyTorch could not compile it for this kind of call ({reason})")
     return found
 
 
@@ -106,9 +110,11 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     options = {"num_stages": 2} if learned else None
     grouped = call.shape[1] != call.k.shape[1]
     with_statistic = call.statistic or isinstance(call.normalize, SinkSoftmax)
-    out, lse = _attention(call, with_statistic)(
-        q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options, with_statistic
-    )
+    arguments = q, k, v, _score_mod(call, offset), block_mask, scale, grouped, options, with_statistic
+    try:
+        out, lse = _attention(call, with_statistic)(*arguments)
+    except torch_internals.compile_error() as error:
+        return _run_tiled(call, error)
     if lse is None:
         return out, None
     if isinstance(call.normalize, SinkSoftmax):
@@ -118,6 +124,34 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         total = torch.logaddexp(lse, sink[:, None] if sink.ndim == 1 else sink)
         out, lse = (out * (lse - total).exp()[..., None]).to(out.dtype), total
     return out, lse.detach()[..., None]
+
+
+_FAILED: dict[Hashable, str] = {}  # key of a kind of call that PyTorch could not compile -> its error
+
+
+def _failure_key(call: Call) -> Hashable:
+    """Calls with the same key get the same kernel; PyTorch has another one for fewer than 128 queries."""
+    assert call.v is not None
+    sizes = call.k.shape[-1], call.v.shape[-1], call.shape[1] // call.k.shape[1], call.shape[2] < 128
+    return _kind(call), call.q.dtype, *sizes
+
+
+def _run_tiled(call: Call, error: Exception) -> tuple[Tensor, Tensor | None]:
+    """Run a call that PyTorch could not compile on another backend, and object to calls of its kind from now on."""
+    reason = str(error).strip().splitlines()[0]
+    if call.backend == name:
+        raise ValueError(
+            f"PyTorch could not compile FlexAttention for this call ({reason}); leave backend= out, and another runs it"
+        ) from error
+    _FAILED[_failure_key(call)] = reason
+    warnings.warn(
+        f"PyTorch could not compile FlexAttention for this kind of call ({reason}); slower backends run it, as "
+        "regard.explain says",
+        stacklevel=2,
+    )
+    found = tiled.plan(call)
+    assert isinstance(found, BackendPlan), found
+    return found.run()
 
 
 def _score_mod(call: Call, offset: int | Tensor) -> Callable[..., Tensor] | None:
@@ -163,10 +197,14 @@ def _tiles(call: Call, offset: int | Tensor) -> tuple[BlockMask, Tensor | None]:
 def _attention(call: Call, with_statistic: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return _call_flex
+    lengths = call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None
+    return _compile_kind((_kind(call), with_statistic, lengths))
+
+
+def _kind(call: Call) -> Hashable:
+    """Calls that differ in their terms, tensors aside, are compiled apart."""
     function = call.score.fn.code if isinstance(call.score, FunctionScore) else None
-    changes = without_tensors(call.bias), score_cap(call), function
-    kind = without_tensors(call.mask), *changes, _offset_kind(call), with_statistic
-    return _compile_kind((*kind, call.shape[2:] if all(map(_is_context_length, call.shape[2:])) else None))
+    return without_tensors(call.mask), without_tensors(call.bias), score_cap(call), function, _offset_kind(call)
 
 
 def _offset_kind(call: Call) -> Hashable:
