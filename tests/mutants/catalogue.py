@@ -1340,7 +1340,7 @@ LENS = [
     Mutant(
         "padding of the first layer alone in a stack",
         "lens/tape/stacked_layers.py",
-        "_repeat_padding(term, n) if isinstance(term, Padding) else term",
+        "_repeat_padding(term, n, device) if isinstance(term, Padding) else term",
         "term",
         "lens/tape/test_stacked_layers.py::test_a_stack_has_the_summaries_and_the_table_of_its_layers",
     ),

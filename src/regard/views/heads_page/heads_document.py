@@ -26,7 +26,7 @@ def heads_page(history: HeadHistory | WithHistory | str | Path, *, title: str = 
     >>> history = HeadHistory(("logit",))
     >>> history.add(1, {"layers.0": {"logit": torch.rand(4)}})
     >>> heads_page(history)
-    Page(0.0 MB)
+    Page(... kB)
 
     It has a heat map for each measure, as `timeline` draws them, and a list of the events. Pointing at a cell shows the
     numbers of that head and step, and a click those of all heads at the step.
