@@ -366,7 +366,7 @@ KERNEL_PARAMETERS: dict[Any, tuple[str, ...]] = {
 }
 
 
-# Operators of these kernels, whose second output is the log-sum-exp, and the position of the argument that requests it.
+# Attention operators that return the log-sum-exp second, and the position of the argument that requests it.
 # Without these and the class: summaries of compiled models take a second pass over queries and keys.
 STATISTIC_FLAGS: dict[Any, int | None] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: None,

@@ -179,7 +179,7 @@ class _WatchedModule:
         return named_modules(self._module)
 
     def part(self, name: str) -> nn.Module:
-        """Return one of these modules, without a look at all others."""
+        """Return the module of a name, without visiting the others."""
         return torch_internals.original_module(self._module.get_submodule(name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -81,7 +81,7 @@ class GraphMasks:
         return found
 
     def _may_be_written(self, sources: set[fx.Node]) -> bool:
-        """True if a function in the graph may write to one of these nodes, or to a view of one."""
+        """True if a function in the graph may write to a source or to a view of it."""
         found, waiting = set[fx.Node](), [node for node in sources if node.op != "placeholder"]
         while waiting:
             if (each := waiting.pop()) not in found and each not in self._calls:

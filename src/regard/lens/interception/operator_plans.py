@@ -316,7 +316,7 @@ def _facts_of(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _layout_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> _Layout:
-    """Return the layout of a module with attributes of these names and types."""
+    """Return the layout of a module from the names and types of its attributes."""
     own = [(name, kind) for name, kind in zip(names, kinds, strict=True) if name not in OWN]
     plain = tuple(name for name, kind in own if kind in PLAIN_TYPES)
     others = tuple(name for name, kind in own if kind in READ_TYPES or issubclass(kind, type))

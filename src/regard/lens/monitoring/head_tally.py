@@ -3,8 +3,8 @@
 For each layer and head: the largest logit of any row, and means of the other measures in which every row counts the
 same, whichever batch or process it is in. Rows are queries that are real tokens and see a key. Sums are float64.
 
-Calls of one size are tallied together, in some thirty operators for all layers. From a GPU their numbers are copied
-while it goes on, so that the end of a step waits for the forward pass, not for what was launched after it.
+Calls of one size are tallied together, in some thirty operators for all layers. A GPU copies their
+numbers while it goes on, so the end of a step waits for the forward pass but not for later launches.
 """
 
 from __future__ import annotations

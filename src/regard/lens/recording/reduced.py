@@ -112,7 +112,7 @@ def reduce(A: Weights, keep: Sequence[str], store: Store, what: str, real: RealT
     distance counts from the real tokens. With each map the largest weight of each cell is kept.
     """
     values: dict[str, Tensor] = {}
-    # Other measures are numbers of each query, and need not wait until a GPU tells which queries are padding.
+    # Other measures are numbers of each query: they need not wait until a GPU has found the padding.
     is_counted = any(name == "received" or name.startswith("pool:") for name in keep)
     counted = A if not is_counted or real.are_all_queries else without_queries(A, real.queries)
     largest = f"pool:{MAX_MAP_CELLS}"
