@@ -238,8 +238,8 @@ def test_a_cached_launch_passes_the_arguments_that_triton_passes():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        "17 remembered: _exponentials_kernel, _scores_kernel, _gradient_sums_kernel, _gradient_sums_kernel, "
-        "_softmax_kernel, _summary_kernel, _weighted_product_kernel, "
+        "19 remembered: _exponentials_kernel, _scores_kernel, _gradient_sums_kernel, _gradient_sums_kernel, "
+        "_softmax_kernel, _merge_kernel, _merge_kernel, _summary_kernel, _weighted_product_kernel, "
         f"_divergence_kernel, {6 * '_gradient_kernel, '}"
         "_clear_kernel, hopper_summary_kernel, _clear_kernel, hopper_summary_kernel\n"
     )
